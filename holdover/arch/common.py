@@ -1,0 +1,113 @@
+"""What every architecture reads the same way: layer kinds, rotary embedding, and the parts of the whole layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from holdover.arch.fields import Fields
+from holdover.arch.layout import AttentionLayer, KVLayout, ModelLayout, RecurrentLayer, Rotary, StateLayout
+from holdover.errors import UnsupportedArchitectureError
+
+LayerKind = Literal["recurrent", "attention"]
+
+# hosts have renamed the kinds over time; files keep the name of their day
+_KINDS: dict[str, LayerKind] = {
+    "linear_attention": "recurrent",
+    "mamba": "recurrent",
+    "full_attention": "attention",
+    "attention": "attention",
+}
+# far above any model; keeps a wrong number from allocating without end
+_MOST_LAYERS = 10_000
+# what the host assumes where a configuration has no base
+_DEFAULT_ROPE_BASE = 10_000.0
+
+
+def layer_count(fields: Fields) -> int:
+    """Layers in the stack."""
+    return fields.integer("num_hidden_layers", maximum=_MOST_LAYERS)
+
+
+def listed_kinds(fields: Fields, *names: str) -> tuple[LayerKind, ...] | None:
+    """The kind of each layer from a list of type names under the first of ``names`` that is set, or None."""
+    name = next((name for name in names if fields.has(name)), None)
+    if name is None:
+        return None
+    types, count = fields.sequence(name), layer_count(fields)
+    if len(types) != count:
+        raise fields.invalid((name,), types, f"{count} entries (num_hidden_layers), not {len(types)}")
+    for entry in types:
+        if not isinstance(entry, str) or entry not in _KINDS:
+            raise fields.invalid((name,), entry, f"entries out of {', '.join(_KINDS)}")
+    return tuple(_KINDS[entry] for entry in types)
+
+
+def read_rotary(fields: Fields, head_dim: int, *, partial: float = 1.0) -> Rotary:
+    """The rotary embedding from ``rope_parameters``, or from the older flat keys and ``rope_scaling``.
+
+    Args:
+        fields: the configuration.
+        head_dim: dimensions of a key head.
+        partial: rotated fraction of a head where the configuration does not say.
+    """
+    rope = fields.section("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+    holder = rope if rope.has("partial_rotary_factor") else fields
+    fraction = holder.number("partial_rotary_factor", default=partial)
+    dims = int(head_dim * fraction)
+    if not 0 < dims <= head_dim or dims % 2:
+        wanted = f"a fraction of the head dimension {head_dim} that gives an even number of dimensions"
+        raise holder.invalid(("partial_rotary_factor",), fraction, wanted)
+    holder = rope if rope.has("rope_theta") else fields
+    base = holder.number("rope_theta", default=_DEFAULT_ROPE_BASE)
+    if base <= 0:
+        raise holder.invalid(("rope_theta",), base, "a positive number")
+    scaling = rope.text("rope_type", "type", default="default")
+    # interleaved multimodal sections rotate text exactly as the default does
+    return Rotary(dims=dims, base=base, scaling="default" if scaling == "mrope" else scaling)
+
+
+def assemble(
+    name: str,
+    fields: Fields,
+    dtypes: tuple[str, str],
+    recurrent: Sequence[RecurrentLayer],
+    attention: Sequence[AttentionLayer],
+) -> ModelLayout:
+    """The whole layout.
+
+    Args:
+        name: registry name.
+        fields: the configuration.
+        dtypes: dtype of the published weights, and of conv state and KV in the host.
+        recurrent: recurrent layers in stack order.
+        attention: attention layers in stack order.
+
+    Raises:
+        UnsupportedArchitectureError: there is no recurrent layer.
+    """
+    if not recurrent:
+        raise UnsupportedArchitectureError(
+            f"this {name} model has no recurrent layer, only attention: there is no recurrent state to manage"
+        )
+    published, host = dtypes
+    return ModelLayout(
+        architecture=name,
+        state=StateLayout(tuple(recurrent), conv_dtype=host),
+        kv=KVLayout(tuple(attention), dtype=host),
+        num_layers=layer_count(fields),
+        vocab_size=fields.integer("vocab_size"),
+        max_context=fields.integer("max_position_embeddings", "model_max_length"),
+        dtype=published,
+    )
+
+
+def indices(kinds: Sequence[LayerKind], kind: LayerKind) -> list[int]:
+    """Indices of the layers of ``kind``."""
+    return [index for index, entry in enumerate(kinds) if entry == kind]
+
+
+def divided(fields: Fields, total: tuple[str, int], part: tuple[str, int]) -> None:
+    """Raise ConfigError unless ``part`` divides ``total``; both are (key, value)."""
+    if total[1] % part[1]:
+        raise fields.invalid((total[0],), total[1], f"a multiple of {part[0]}, which is {part[1]}")

@@ -1,0 +1,174 @@
+"""Live recurrent state of many sequences in one allocation per kind of layer.
+
+A slot holds one sequence's whole state: every layer's temporal and conv state. Depth and key are kept *with* the
+slot, advance only when every layer was written, and travel with every copy, so a slot cannot be taken for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from holdover.arch.layout import StateLayout
+from holdover.errors import CheckpointMismatchError
+from holdover.state.header import EXACT, CheckpointHeader, Lineage
+from holdover.state.key import KeyChain
+
+# padding rows of a batch read and write this slot; no sequence ever owns it
+SINK = 0
+
+
+class SlotPool:
+    """Slots of recurrent state, advanced in place.
+
+    Slots are numbered from 1; slot 0 is the sink. The pool does not know who owns a slot (see `SlotAllocator`).
+    One thread uses it.
+
+    Args:
+        layout: state of one sequence.
+        num_slots: usable slots, the sink not counted.
+        device: where the state lives.
+    """
+
+    def __init__(self, layout: StateLayout, num_slots: int, device: torch.device | str = "cpu") -> None:
+        self.layout = layout
+        self.num_slots = num_slots
+        self.device = torch.device(device)
+        temporal = {x.index: (x.heads, x.d_k, x.d_v) for x in layout.layers}
+        conv = {x.index: (x.conv_width - 1, x.conv_channels) for x in layout.layers}
+        temporal_tensors, self._temporal = _allocate(temporal, num_slots + 1, layout.temporal_dtype, self.device)
+        conv_tensors, self._conv = _allocate(conv, num_slots + 1, layout.conv_dtype, self.device)
+        self._tensors = temporal_tensors + conv_tensors
+        self._layers = frozenset(temporal)
+        self._chains: list[KeyChain | None] = [None] * (num_slots + 1)
+        self._lineage: list[Lineage] = [EXACT] * (num_slots + 1)
+
+    @staticmethod
+    def bytes_for(layout: StateLayout, num_slots: int) -> int:
+        """Exact bytes that a pool of ``num_slots`` allocates, the sink included."""
+        return layout.checkpoint_bytes * (num_slots + 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors of the pool."""
+        return sum(t.numel() * t.element_size() for t in self._tensors)
+
+    def temporal(self, layer: int) -> torch.Tensor:
+        """Temporal state of one layer, a view ``[slots, H, d_k, d_v]``."""
+        return self._temporal[layer]
+
+    def conv(self, layer: int) -> torch.Tensor:
+        """Past conv inputs of one layer, oldest first, a view ``[slots, width - 1, channels]``."""
+        return self._conv[layer]
+
+    def reset(self, slot: int, namespace: bytes) -> None:
+        """Make a slot the state of the empty sequence. Mutates the slot."""
+        self._chains[slot] = None
+        for tensor in self._tensors:
+            tensor[:, slot].zero_()
+        self._lineage[slot] = EXACT
+        self._chains[slot] = KeyChain(namespace)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy one slot's bytes, depth, key and lineage over another. Mutates ``target`` only.
+
+        Raises:
+            CheckpointMismatchError: the source was never written whole, or was left in mid-step.
+        """
+        chain = self._whole(source)
+        self._chains[target] = None
+        for tensor in self._tensors:
+            tensor[:, target].copy_(tensor[:, source])
+        self._lineage[target] = self._lineage[source]
+        self._chains[target] = chain.copy()
+
+    def header(self, slot: int) -> CheckpointHeader:
+        """Describe a slot's state as it is now.
+
+        Raises:
+            CheckpointMismatchError: the slot is not whole.
+        """
+        chain = self._whole(slot)
+        return CheckpointHeader(chain.depth, chain.key(), self.layout.digest, self._lineage[slot])
+
+    def depth(self, slot: int) -> int:
+        """Tokens that a slot's state has seen.
+
+        Raises:
+            CheckpointMismatchError: the slot is not whole.
+        """
+        return self._whole(slot).depth
+
+    def is_whole(self, slot: int) -> bool:
+        """Whether every layer of the slot stands at one depth."""
+        return self._chains[slot] is not None
+
+    def begin(self, slots: Iterable[int]) -> list[KeyChain]:
+        """Open a step that will advance ``slots``; until `commit` they are not whole.
+
+        Returns:
+            What `commit` needs. A step that fails simply never commits.
+        """
+        chains = []
+        for slot in slots:
+            chains.append(self._whole(slot))
+            self._chains[slot] = None
+        return chains
+
+    def commit(
+        self,
+        slots: Sequence[int],
+        chains: Sequence[KeyChain],
+        tokens: Sequence[Sequence[int]],
+        written: set[int],
+    ) -> None:
+        """Close a step: every slot saw its tokens in every layer.
+
+        Args:
+            slots: slots given to `begin`.
+            chains: what `begin` returned.
+            tokens: tokens that each slot was advanced by.
+            written: indices of the layers that wrote their temporal and conv state.
+
+        Raises:
+            CheckpointMismatchError: a layer was not written; the slots stay unusable until reset.
+        """
+        if written != self._layers:
+            missing = sorted(self._layers - written)
+            raise CheckpointMismatchError(f"layers {missing} did not write their state; slots {list(slots)} are torn")
+        for slot, chain, ids in zip(slots, chains, tokens, strict=True):
+            chain.extend(ids)
+            self._chains[slot] = chain
+
+    def poison(self, slot: int) -> None:
+        """Fill a slot with NaN and forget what it was (tests; a freed slot must never be read)."""
+        self._chains[slot] = None
+        for tensor in self._tensors:
+            tensor[:, slot].fill_(float("nan"))
+
+    def tensors_of(self, slot: int) -> list[torch.Tensor]:
+        """Every tensor of one slot, as views ``[layers, ...]``, in a fixed order."""
+        return [tensor[:, slot] for tensor in self._tensors]
+
+    def _whole(self, slot: int) -> KeyChain:
+        chain = self._chains[slot]
+        if chain is None:
+            raise CheckpointMismatchError(f"slot {slot} is not whole: it was never written or a step on it failed")
+        return chain
+
+
+def _allocate(
+    shapes: Mapping[int, tuple[int, ...]], slots: int, dtype: str, device: torch.device
+) -> tuple[list[torch.Tensor], dict[int, torch.Tensor]]:
+    """Allocate ``[layers, slots, *shape]`` per distinct shape; return the tensors and each layer's view."""
+    # copying a slot is then one call per shape, not one per layer
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for layer, shape in shapes.items():
+        by_shape.setdefault(shape, []).append(layer)
+    tensors, views = [], {}
+    for shape, layers in by_shape.items():
+        tensor = torch.zeros(len(layers), slots, *shape, dtype=getattr(torch, dtype), device=device)
+        tensors.append(tensor)
+        views.update({layer: tensor[i] for i, layer in enumerate(layers)})
+    return tensors, views

@@ -1,0 +1,149 @@
+"""Leases: who owns a slot of recurrent state.
+
+A lease is exclusive and is released exactly once. Ownership moves: donating a finished sequence's slot to the cache
+is `move`, not a copy. ``LIVE`` (a sequence advances it) and ``CACHED`` (a checkpoint's bytes, never advanced) are
+states of a lease, not different kinds.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from holdover.errors import CapacityError, IntegrityError, OwnershipError
+from holdover.state import SlotPool
+
+
+class LeaseState(Enum):
+    """What a leased slot is used for."""
+
+    LIVE = "live"
+    CACHED = "cached"
+
+
+class Balance(NamedTuple):
+    """Where a pool's units are; ``free + cached + locked == total`` always.
+
+    Attributes:
+        free: units that nobody owns.
+        cached: units that eviction may take.
+        locked: units that a running sequence owns or pins.
+        total: all units.
+    """
+
+    free: int
+    cached: int
+    locked: int
+    total: int
+
+
+class SlotLease:
+    """Exclusive ownership of one slot; made by `SlotAllocator` only."""
+
+    __slots__ = ("_allocator", "_slot", "_state")
+
+    def __init__(self, allocator: SlotAllocator, slot: int, state: LeaseState) -> None:
+        self._allocator = allocator
+        self._slot: int | None = slot
+        self._state = state
+
+    @property
+    def slot(self) -> int:
+        """Index of the slot.
+
+        Raises:
+            OwnershipError: the lease was released or moved.
+        """
+        if self._slot is None:
+            raise OwnershipError("lease used after it was released or moved")
+        return self._slot
+
+    @property
+    def state(self) -> LeaseState:
+        """Whether the slot is live or cached."""
+        return self._state
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this lease still owns a slot."""
+        return self._slot is not None
+
+    def move(self, state: LeaseState) -> SlotLease:
+        """Hand the slot to a new lease in ``state``; this one owns nothing any more. No bytes are copied."""
+        successor = SlotLease(self._allocator, self.slot, state)
+        self._allocator._owners[self.slot] = successor
+        self._slot = None
+        return successor
+
+    def release(self) -> None:
+        """Give the slot back.
+
+        Raises:
+            OwnershipError: the lease was already released or moved.
+        """
+        self._allocator._give_back(self)
+        self._slot = None
+
+
+class SlotAllocator:
+    """Hands out leases over a `SlotPool`'s slots. Used by the engine thread only.
+
+    Args:
+        pool: the slots.
+        poison: fill freed slots with NaN, so that a read of one cannot go unnoticed (tests).
+    """
+
+    def __init__(self, pool: SlotPool, *, poison: bool = False) -> None:
+        self.pool = pool
+        self._free = list(range(pool.num_slots, 0, -1))
+        self._owners: dict[int, SlotLease] = {}
+        self._poison = poison
+        if poison:
+            for slot in self._free:
+                pool.poison(slot)
+
+    @property
+    def num_free(self) -> int:
+        """Slots that nobody owns."""
+        return len(self._free)
+
+    def acquire(self, state: LeaseState = LeaseState.LIVE) -> SlotLease:
+        """Lease a free slot. Its bytes are undefined until `SlotPool.reset` or `SlotPool.copy`.
+
+        Raises:
+            CapacityError: no slot is free.
+        """
+        if not self._free:
+            raise CapacityError(f"all {self.pool.num_slots} state slots are in use")
+        lease = SlotLease(self, self._free.pop(), state)
+        self._owners[lease.slot] = lease
+        return lease
+
+    def count(self, state: LeaseState) -> int:
+        """Leases in ``state``."""
+        return sum(lease.state is state for lease in self._owners.values())
+
+    def check_integrity(self) -> None:
+        """Verify that every slot is free or owned once.
+
+        Raises:
+            IntegrityError: with the slots that leaked or are owned twice.
+        """
+        free, owned = set(self._free), set(self._owners)
+        everyone = set(range(1, self.pool.num_slots + 1))
+        if len(free) != len(self._free) or free & owned or free | owned != everyone:
+            raise IntegrityError(
+                f"state slots leaked: {sorted(everyone - free - owned)}, both free and owned: {sorted(free & owned)}"
+            )
+        stale = sorted(s for s, lease in self._owners.items() if not lease.is_held or lease.slot != s)
+        if stale:
+            raise IntegrityError(f"slots {stale} are owned by leases that no longer hold them")
+
+    def _give_back(self, lease: SlotLease) -> None:
+        slot = lease.slot
+        if self._owners.get(slot) is not lease:
+            raise OwnershipError(f"slot {slot} is not owned by the lease that releases it")
+        del self._owners[slot]
+        self._free.append(slot)
+        if self._poison:
+            self.pool.poison(slot)

@@ -124,10 +124,10 @@ class Forward:
         angle = (position[:, None] * frequency).repeat(1, 2)
         cos, sin = angle.cos(), angle.sin()
         x = F.embedding(batch.ids, body.embed_tokens.weight)
-        for layer in body.layers:
+        for kind, layer in zip(self.model.config.layer_types, body.layers, strict=True):
             m = layer.mlp
             mlp = (layer.post_attention_layernorm.weight, m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight)
-            if layer.block_type == "linear_attention":
+            if kind == "linear_attention":
                 a = layer.linear_attn
                 first = (
                     layer.input_layernorm.weight, a.in_proj_qkv.weight, a.conv1d.weight, a.in_proj_z.weight,

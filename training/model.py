@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 CONTEXT = 4096
 RATES = (0.5, 16.0)  # exp(A_log)
-STEPS = (0.0005, 0.1)  # softplus(dt_bias)
+STEPS = (0.001, 0.1)  # softplus(dt_bias)
 
 
 def build(architecture: str, vocabulary: int = 4096, size: str = "tiny", seed: int = 0) -> PreTrainedModel:

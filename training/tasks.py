@@ -150,8 +150,8 @@ class Sampler:
         return Scene(self._scatter(rng, state(keys, values), budget), _ask(rng, schema, keys, values, turns))
 
     def needle(self, rng: random.Random, budget: int, turns: int) -> Scene:
-        """One to three facts of different kinds in a long text; the question asks for one of them."""
-        schemas = rng.sample(SCHEMAS, rng.randint(1, 3))
+        """One to three facts (more when more is asked) of different kinds in a long text; asks for one of them."""
+        schemas = rng.sample(SCHEMAS, rng.randint(1, max(3, min(turns, budget // 60, 8))))
         facts, pairs = [], []
         for schema in schemas:
             key, value = schema.key(rng), schema.value(rng)
@@ -224,10 +224,11 @@ class Sampler:
         """The counted words among other words, shuffled, about ``budget`` tokens in all."""
         others = [w for w in NOUNS if w not in counts]
         words = [w for w, n in counts.items() for _ in range(n)]
-        room = min(budget, 1500) - self.count(" ".join(words))
-        words += [rng.choice(others) for _ in range(max(0, room * 10 // 17))]
+        between = rng.choice((" ", ", ", "\n"))
+        cost = self.count(between.join(rng.sample(others, 50))) / 50
+        words += [rng.choice(others) for _ in range(max(0, int(budget / cost) - len(words)))]
         rng.shuffle(words)
-        return rng.choice((" ", ", ", "\n")).join(words)
+        return between.join(words)
 
     def count_words(self, rng: random.Random, budget: int, turns: int) -> Scene:
         """A list of words; the question asks how often one of them (1 to 10 times) stands there."""

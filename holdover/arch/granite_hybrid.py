@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from holdover.arch.architecture import Architecture, CoupledTensor, DecayNames, Gate, Segment
 from holdover.arch.common import LayerKind, assemble, divided, indices, listed_kinds, read_rotary
 from holdover.arch.fields import Fields
@@ -81,10 +84,16 @@ def _read_gate(fields: Fields) -> Gate:
     if not fields.has("time_step_limit"):
         return Gate()
     limit = fields.sequence("time_step_limit")
-    numbers = [value for value in limit if isinstance(value, int | float) and not isinstance(value, bool)]
-    if len(limit) != 2 or len(numbers) != 2 or not 0 <= numbers[0] < numbers[1]:
+    numbers = [_unwrapped(value) for value in limit]
+    sound = len(numbers) == 2 and all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers)
+    if not sound or not 0 <= numbers[0] < numbers[1]:
         raise fields.invalid(("time_step_limit",), limit, "two numbers, the lower one at least 0")
     return Gate(dt_min=float(numbers[0]), dt_max=float(numbers[1]))
+
+
+def _unwrapped(value: Any) -> Any:
+    """Infinity, which the host writes as an object because JSON has none."""
+    return math.inf if value == {"__float__": "Infinity"} else value
 
 
 ARCHITECTURE = Architecture(

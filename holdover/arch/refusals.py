@@ -19,12 +19,13 @@ _REFUSED = {
     **dict.fromkeys(("recurrentgemma", "recurrentgemmaforcausallm"), _NO_RESUME),
 }
 
-_ATTENTION_ONLY = frozenset(
-    "cohere cohere2 deepseek_v2 deepseek_v3 exaone4 falcon gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text glm glm4 "
-    "glm4_moe gpt2 gpt_neox gpt_oss granite granitemoe granitemoeshared internlm2 llama llama4 llama4_text minimax_m2 "
-    "mistral mistral3 mixtral olmo olmo2 olmo3 olmoe opt phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_vl "
-    "smollm3 stablelm starcoder2".split()
-)
+_ATTENTION_ONLY_NAMES = """
+    cohere cohere2 deepseek_v2 deepseek_v3 exaone4 falcon gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text glm glm4
+    glm4_moe gpt2 gpt_neox gpt_oss granite granitemoe granitemoeshared internlm2 llama llama4 llama4_text minimax_m2
+    mistral mistral3 mixtral olmo olmo2 olmo3 olmoe opt phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_vl
+    smollm3 stablelm starcoder2
+"""
+_ATTENTION_ONLY = frozenset(_ATTENTION_ONLY_NAMES.split())
 _ATTENTION_LAYERS = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
 
 

@@ -16,13 +16,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
-from holdover.errors import CapacityError, CheckpointMismatchError
+from holdover.errors import CapacityError, CheckpointMismatchError, OwnershipError
 from holdover.prefix import tree
 from holdover.prefix.hold import Hold, Match, Opened
-from holdover.prefix.tree import Node, Root
+from holdover.prefix.tree import Node, Root, Walk
+from holdover.state import CheckpointHeader
 from holdover.state.key import key_of
 from holdover.store import LRU, Balance, Checkpoint, KVPool, LeaseState, SlotAllocator, SlotLease, restore
 
@@ -113,7 +115,7 @@ class PrefixCache:
         Raises:
             CapacityError: running sequences hold too many; nothing was taken or evicted.
         """
-        if count > self.kv.num_free and count > self.kv.num_free + self.evictable_rows():
+        if not self._can_evict(count - self.kv.num_free):
             free, total = self.kv.num_free, self.kv.num_rows
             raise CapacityError(f"{count} KV rows wanted; {free} of {total} are free and too few can be evicted")
         while self.kv.num_free < count:
@@ -128,30 +130,33 @@ class PrefixCache:
 
         Args:
             hold: the sequence's hold.
-            tokens: every token of the prefix, at least as many as the hold's depth and at least one.
-            rows: the row of each, int64 ``[len(tokens)]``.
+            tokens: every token of the prefix, at least one; the hold's own tokens come first.
+            rows: the row of each, int64 ``[len(tokens)]``; the hold's own rows come first.
             lease: cached lease of a slot whose state has seen exactly ``tokens``; ownership moves to the cache.
-                If the point already has a checkpoint, the lease is released and the older one stays.
+                If the point already has a checkpoint, the lease is released and the older one stays. Either way
+                the lease given is dead.
 
         Returns:
             Rows of the prefix as the tree owns them, int64 ``[len(tokens)]``.
 
         Raises:
-            CheckpointMismatchError: rows or state are of other tokens; nothing was published and the lease is
-                still the caller's.
+            CheckpointMismatchError: rows or state are of other tokens.
+            OwnershipError: a row is not in use or named twice, the lease is live, or lease or hold are dead.
+                On either error nothing was published, and lease and rows are still the caller's.
         """
-        if not hold.depth <= len(tokens) == len(rows) or not len(tokens):
-            raise CheckpointMismatchError(f"{len(tokens)} tokens and {len(rows)} rows above a hold of {hold.depth}")
         root = hold.node.path()[0]
         assert isinstance(root, Root)
-        checkpoint = None
-        if lease is not None:
-            header = self.slots.pool.header(lease.slot)
-            header.expect(len(tokens), key_of(root.namespace, tokens), self.slots.pool.layout.digest)
-            checkpoint = Checkpoint(header, lease)
-        node = self._insert(root, hold.depth, tokens, rows)
-        if checkpoint is not None:
-            self._attach(node, checkpoint)
+        if not hold.depth <= len(tokens) == len(rows) or not len(tokens):
+            raise CheckpointMismatchError(f"{len(tokens)} tokens and {len(rows)} rows above a hold of {hold.depth}")
+        found = tree.walk(root, tokens)
+        if (hold.depth and hold.node not in found.nodes) or not torch.equal(rows[: hold.depth], hold.rows()):
+            raise CheckpointMismatchError(f"tokens or rows differ from the hold's within its {hold.depth} tokens")
+        if not self.kv.are_used(rows):
+            raise OwnershipError("a KV row given to the cache is not in use, or named twice")
+        header = None if lease is None else self._header_of(lease, root.namespace, tokens)
+        node = self._insert(root, found, hold.depth, tokens, rows)
+        if lease is not None and header is not None:
+            self._attach(node, header, lease)
         hold.move(node)
         self._touch_rows(node)
         return hold.rows()
@@ -181,9 +186,10 @@ class PrefixCache:
 
     def slot_balance(self) -> Balance:
         """Where the state slots are."""
-        pinned = sum(bool(n.checkpoint and n.checkpoint.pins) for n in self.state_order)
-        locked = self.slots.count(LeaseState.LIVE) + pinned
-        return Balance(self.slots.num_free, len(self.state_order) - pinned, locked, self.slots.pool.num_slots)
+        cached = sum(_state_may_go(node) for node in self.state_order)
+        free, total = self.slots.num_free, self.slots.pool.num_slots
+        # a snapshot on its way into the tree is a sequence's, although its lease says cached
+        return Balance(free, cached, total - free - cached, total)
 
     def row_balance(self) -> Balance:
         """Where the KV rows are; rows that a sequence owns itself count as locked."""
@@ -195,7 +201,11 @@ class PrefixCache:
         checkpoint, pool = node.checkpoint, self.slots.pool
         if checkpoint is None:
             lease = self.acquire_slot(LeaseState.LIVE)
-            pool.reset(lease.slot, namespace)
+            try:
+                pool.reset(lease.slot, namespace)
+            except BaseException:
+                lease.release()
+                raise
             return lease
         checkpoint.pins += 1
         try:
@@ -220,37 +230,49 @@ class PrefixCache:
         if checkpoint.pins:
             raise CapacityError(f"all {self.slots.pool.num_slots} state slots are live or pinned")
         expected = (node.depth, key_of(namespace, tokens[: node.depth]), self.slots.pool.layout.digest)
+        checkpoint.header.expect(*expected)
         self.slots.pool.header(checkpoint.slot).expect(*expected)
+        lease = checkpoint.surrender()
         node.checkpoint = None
         self.state_order.discard(node)
-        return checkpoint.surrender()
+        return lease
 
-    def _insert(self, root: Root, owned: int, tokens: Sequence[int], rows: torch.Tensor) -> Node:
+    def _header_of(self, lease: SlotLease, namespace: bytes, tokens: Sequence[int]) -> CheckpointHeader:
+        """Header of a state to be published, after verifying that it is that of exactly ``tokens``."""
+        header = self.slots.pool.header(lease.slot)
+        header.expect(len(tokens), key_of(namespace, tokens), self.slots.pool.layout.digest)
+        if lease.state is not LeaseState.CACHED:
+            raise OwnershipError(f"slot {lease.slot} is still {lease.state.value}: move its lease before publishing")
+        return header
+
+    def _insert(self, root: Root, found: Walk, owned: int, tokens: Sequence[int], rows: torch.Tensor) -> Node:
         """Make the tree hold exactly ``tokens`` with a node ending there; free the rows that it already had."""
-        found = tree.walk(root, tokens)
+        # first the only thing that can fail, so that a failure changes nothing
+        self.kv.free(rows[owned : found.depth])
         node = found.nodes[-1] if found.nodes else root
         if found.partial is not None:
             node = tree.split(found.partial, found.depth)
-            self.row_order.touch(node)
-        duplicate = rows[owned : found.depth]
         if found.depth < len(tokens):
             node = tree.append(node, tuple(tokens[found.depth :]), rows[found.depth :].clone())
-            self.row_order.touch(node)
-        if len(duplicate):
-            self.kv.free(duplicate)
         return node
 
-    def _attach(self, node: Node, checkpoint: Checkpoint) -> None:
+    def _attach(self, node: Node, header: CheckpointHeader, lease: SlotLease) -> None:
         if node.checkpoint is None:
-            node.checkpoint = checkpoint
+            node.checkpoint = Checkpoint(header, lease)
             self.counters["checkpoints_published"] += 1
         else:
-            checkpoint.drop()
+            lease.release()
         self.state_order.touch(node)
 
     def _touch_rows(self, node: Node) -> None:
-        for ancestor in node.path()[1:]:
+        # from the end up: no node is then older than one below it, and the oldest that is not locked is a leaf
+        for ancestor in node.path()[:0:-1]:
             self.row_order.touch(ancestor)
+
+    def _can_evict(self, count: int) -> bool:
+        """Whether ``count`` rows of the tree can be evicted. O(nodes that it takes)."""
+        found = accumulate((len(node.tokens) for node in self.row_order if not node.locks), initial=0)
+        return any(rows >= count for rows in found)
 
     def _evict_state(self) -> None:
         node = self.state_order.oldest(_state_may_go)
@@ -274,10 +296,10 @@ class PrefixCache:
         if leaf.checkpoint is not None:
             self._drop_state(leaf)
             self.counters["states_evicted"] += 1
+        self.kv.free(leaf.rows)
         root = leaf.path()[0]
         tree.remove_leaf(leaf)
         self.row_order.discard(leaf)
-        self.kv.free(leaf.rows)
         self.counters["rows_evicted"] += len(leaf.tokens)
         self._prune(root)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import torch
+
 from holdover.errors import IntegrityError
 from holdover.prefix import tree
 from holdover.prefix.cache import PrefixCache
 from holdover.prefix.hold import Hold
 from holdover.prefix.tree import Node
+from holdover.state import KeyChain
 from holdover.store import LeaseState
 
 
@@ -30,14 +33,22 @@ def check_integrity(
     cache.slots.check_integrity()
     cache.kv.check_integrity()
     nodes = [node for root in cache.roots.values() for node in tree.descendants(root)]
+    _check_roots(cache)
     _check_structure(nodes)
     _check_orders(cache, nodes)
     _check_locks(cache, nodes, holds)
+    _check_keys(cache)
     _check_slots(cache, nodes, live_slots)
     _check_rows(cache, nodes, owned_rows)
     for name, balance in (("slot", cache.slot_balance()), ("row", cache.row_balance())):
         if balance.free + balance.cached + balance.locked != balance.total:
             raise IntegrityError(f"{name} pool does not balance: {balance}")
+
+
+def _check_roots(cache: PrefixCache) -> None:
+    for namespace, root in cache.roots.items():
+        if root.namespace != namespace or (root.is_leaf and not root.locks):
+            raise IntegrityError(f"root of namespace {namespace!r} is another's, or was left behind empty")
 
 
 def _check_structure(nodes: Sequence[Node]) -> None:
@@ -57,6 +68,10 @@ def _check_orders(cache: PrefixCache, nodes: Sequence[Node]) -> None:
     lost = [node.depth for node in nodes if node not in cache.row_order]
     if lost or len(cache.row_order) != len(nodes):
         raise IntegrityError(f"nodes at depths {lost} have no place in the eviction order")
+    place = {id(node): i for i, node in enumerate(cache.row_order)}
+    early = [n.depth for n in nodes if n.parent is not None and place.get(id(n.parent), len(place)) < place[id(n)]]
+    if early:
+        raise IntegrityError(f"nodes at depths {early} are newer in the eviction order than the nodes above them")
     with_state = [node for node in nodes if node.checkpoint is not None]
     if any(node not in cache.state_order for node in with_state) or len(cache.state_order) != len(with_state):
         raise IntegrityError(f"{len(with_state)} checkpoints in the tree, {len(cache.state_order)} in their order")
@@ -65,17 +80,32 @@ def _check_orders(cache: PrefixCache, nodes: Sequence[Node]) -> None:
 def _check_locks(cache: PrefixCache, nodes: Sequence[Node], holds: Sequence[Hold]) -> None:
     wanted = Counter(id(node) for hold in holds for node in hold.node.path())
     everyone = [*nodes, *cache.roots.values()]
+    if strays := set(wanted) - {id(node) for node in everyone}:
+        raise IntegrityError(f"{len(strays)} nodes are held but are not in the tree")
     wrong = [(node.depth, node.locks, wanted[id(node)]) for node in everyone if node.locks != wanted[id(node)]]
     if wrong:
         raise IntegrityError(f"locks as (depth, counted, expected): {wrong[:8]}")
 
 
+def _check_keys(cache: PrefixCache) -> None:
+    for root in cache.roots.values():
+        chains = {id(root): KeyChain(root.namespace)}
+        for node in tree.descendants(root):
+            chains[id(node)] = chain = chains[id(node.parent)].copy()
+            chain.extend(node.tokens)
+            if node.checkpoint is not None and node.checkpoint.header.key != chain.key():
+                raise IntegrityError(f"checkpoint at depth {node.depth} is the state of other tokens")
+
+
 def _check_slots(cache: PrefixCache, nodes: Sequence[Node], live_slots: int) -> None:
+    pool = cache.slots.pool
     checkpoints = [node.checkpoint for node in nodes if node.checkpoint is not None]
     for node in nodes:
         checkpoint = node.checkpoint
-        if checkpoint is not None and (
-            cache.slots.pool.header(checkpoint.slot) != checkpoint.header or checkpoint.header.depth != node.depth
+        if checkpoint is not None and not (
+            pool.is_whole(checkpoint.slot)
+            and pool.header(checkpoint.slot) == checkpoint.header
+            and checkpoint.header.depth == node.depth
         ):
             raise IntegrityError(f"checkpoint at depth {node.depth}: slot {checkpoint.slot} holds another state")
     cached, live = cache.slots.count(LeaseState.CACHED), cache.slots.count(LeaseState.LIVE)
@@ -90,6 +120,8 @@ def _check_rows(cache: PrefixCache, nodes: Sequence[Node], owned_rows: int) -> N
     if twice := [row for row, count in rows.items() if count > 1]:
         raise IntegrityError(f"KV rows {twice[:8]} are owned by two nodes")
     kv = cache.kv
+    if rows and not kv.are_used(torch.tensor(list(rows))):
+        raise IntegrityError("KV rows are in the tree and free at once")
     if kv.num_free + len(rows) + owned_rows != kv.num_rows:
         raise IntegrityError(
             f"KV rows leaked: {kv.num_free} free + {len(rows)} in the tree + {owned_rows} of sequences != {kv.num_rows}"

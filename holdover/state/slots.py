@@ -6,7 +6,7 @@ slot, advance only when every layer was written, and travel with every copy, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -43,6 +43,8 @@ class SlotPool:
         self._layers = frozenset(temporal)
         self._chains: list[KeyChain | None] = [None] * (num_slots + 1)
         self._lineage: list[Lineage] = [EXACT] * (num_slots + 1)
+        # chains of the slots that are in mid-step
+        self._open: dict[int, KeyChain] = {}
 
     @staticmethod
     def bytes_for(layout: StateLayout, num_slots: int) -> int:
@@ -64,7 +66,7 @@ class SlotPool:
 
     def reset(self, slot: int, namespace: bytes) -> None:
         """Make a slot the state of the empty sequence. Mutates the slot."""
-        self._chains[slot] = None
+        self.forget(slot)
         for tensor in self._tensors:
             tensor[:, slot].zero_()
         self._lineage[slot] = EXACT
@@ -77,7 +79,7 @@ class SlotPool:
             CheckpointMismatchError: the source was never written whole, or was left in mid-step.
         """
         chain = self._whole(source)
-        self._chains[target] = None
+        self.forget(target)
         for tensor in self._tensors:
             tensor[:, target].copy_(tensor[:, source])
         self._lineage[target] = self._lineage[source]
@@ -104,17 +106,22 @@ class SlotPool:
         """Whether every layer of the slot stands at one depth."""
         return self._chains[slot] is not None
 
-    def begin(self, slots: Iterable[int]) -> list[KeyChain]:
+    def begin(self, slots: Sequence[int]) -> list[KeyChain]:
         """Open a step that will advance ``slots``; until `commit` they are not whole.
 
         Returns:
             What `commit` needs. A step that fails simply never commits.
+
+        Raises:
+            CheckpointMismatchError: a slot is not whole, or is named twice; none was opened.
         """
-        chains = []
+        opened = {slot: self._whole(slot) for slot in slots}
+        if len(opened) != len(slots):
+            raise CheckpointMismatchError(f"a step can advance a slot once, not as in {list(slots)}")
         for slot in slots:
-            chains.append(self._whole(slot))
             self._chains[slot] = None
-        return chains
+        self._open.update(opened)
+        return list(opened.values())
 
     def commit(
         self,
@@ -132,8 +139,14 @@ class SlotPool:
             written: indices of the layers that wrote their temporal and conv state.
 
         Raises:
-            CheckpointMismatchError: a layer was not written; the slots stay unusable until reset.
+            CheckpointMismatchError: a layer was not written, or a slot was given another state since `begin`; the
+                slots that were in mid-step stay unusable until reset.
         """
+        opened = [self._open.pop(slot, None) for slot in slots]
+        if not len(slots) == len(chains) == len(tokens) or any(
+            ours is not theirs for ours, theirs in zip(opened, chains, strict=True)
+        ):
+            raise CheckpointMismatchError(f"slots {list(slots)} are not in the step that is committed")
         if written != self._layers:
             missing = sorted(self._layers - written)
             raise CheckpointMismatchError(f"layers {missing} did not write their state; slots {list(slots)} are torn")
@@ -141,9 +154,14 @@ class SlotPool:
             chain.extend(ids)
             self._chains[slot] = chain
 
+    def forget(self, slot: int) -> None:
+        """Make a slot nobody's state: it cannot be read, copied or advanced until `reset` or a copy onto it."""
+        self._chains[slot] = None
+        self._open.pop(slot, None)
+
     def poison(self, slot: int) -> None:
         """Fill a slot with NaN and forget what it was (tests; a freed slot must never be read)."""
-        self._chains[slot] = None
+        self.forget(slot)
         for tensor in self._tensors:
             tensor[:, slot].fill_(float("nan"))
 

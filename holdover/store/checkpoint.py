@@ -12,7 +12,11 @@ class Checkpoint:
 
     Args:
         header: depth, key, layout and lineage of the bytes.
-        lease: cached lease of the native slot that holds them; the checkpoint becomes its owner.
+        lease: cached lease of the native slot that holds them; ownership moves to the checkpoint, and the lease
+            given is dead from then on.
+
+    Raises:
+        OwnershipError: the lease is live, or owns nothing any more.
     """
 
     __slots__ = ("_lease", "header", "pins")
@@ -22,7 +26,7 @@ class Checkpoint:
             raise OwnershipError(f"a checkpoint needs a cached lease, not a {lease.state.value} one")
         self.header = header
         self.pins = 0
-        self._lease = lease
+        self._lease = lease.move(LeaseState.CACHED)
 
     @property
     def tier(self) -> str:
@@ -35,7 +39,12 @@ class Checkpoint:
         return self._lease.slot
 
     def surrender(self) -> SlotLease:
-        """Hand the bytes over as a live slot. The checkpoint must not be used any more."""
+        """Hand the bytes over as a live slot. The checkpoint must not be used any more.
+
+        Raises:
+            OwnershipError: it is pinned, or was dropped already.
+        """
+        self._refuse_pinned()
         return self._lease.move(LeaseState.LIVE)
 
     def drop(self) -> None:
@@ -44,9 +53,12 @@ class Checkpoint:
         Raises:
             OwnershipError: it is pinned, or was dropped already.
         """
+        self._refuse_pinned()
+        self._lease.release()
+
+    def _refuse_pinned(self) -> None:
         if self.pins:
             raise OwnershipError(f"checkpoint at depth {self.header.depth} is pinned {self.pins} times")
-        self._lease.release()
 
 
 def restore(pool: SlotPool, slot: int, checkpoint: Checkpoint, *, expect: tuple[int, bytes]) -> None:

@@ -6,9 +6,11 @@ boundary can never be counted in different units. A sequence's cache is a list o
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 
-from holdover.arch.layout import DTYPE_BYTES, KVLayout
+from holdover.arch.layout import DTYPE_BYTES, AttentionLayer, KVLayout
 from holdover.errors import CapacityError, IntegrityError, OwnershipError
 
 # padding tokens of a batch write this row; no sequence ever owns it
@@ -36,6 +38,7 @@ class KVPool:
         self.num_rows = num_rows
         self.device = torch.device(device)
         self._poison = poison
+        self._layers = {layer.index: layer for layer in layout.layers}
         self._planes = {
             layer.index: tuple(self._plane(layer.heads, width) for width in (layer.d_k, layer.d_v))
             for layer in layout.layers
@@ -61,6 +64,10 @@ class KVPool:
         """Rows that nobody owns."""
         return self._num_free
 
+    def layer(self, index: int) -> AttentionLayer:
+        """Layout of one layer."""
+        return self._layers[index]
+
     def planes(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Both planes of one layer: ``[rows, heads, d_k]`` and ``[rows, heads, d_v]``."""
         first, second = self._planes[layer]
@@ -72,22 +79,27 @@ class KVPool:
         Raises:
             CapacityError: fewer rows are free; nothing was taken.
         """
-        if count > self._num_free:
+        if not 0 <= count <= self._num_free:
             raise CapacityError(f"{count} KV rows wanted, {self._num_free} of {self.num_rows} are free")
         rows = self._free[self._num_free - count : self._num_free].flip(0)
         self._num_free -= count
         self._is_used[rows] = True
         return rows
 
+    def are_used(self, rows: torch.Tensor) -> bool:
+        """Whether every row is in use and none is named twice. Mutates nothing."""
+        return bool(self._is_used[rows].all()) and bool(rows.sort().values.diff().all())
+
     def free(self, rows: torch.Tensor) -> None:
         """Give rows back.
 
         Raises:
-            OwnershipError: a row is not in use (freed twice); nothing was freed.
+            OwnershipError: a row is not in use, or named twice (freed twice); nothing was freed.
         """
-        if not bool(self._is_used[rows].all()):
-            idle = rows[~self._is_used[rows]].tolist()
-            raise OwnershipError(f"KV rows {idle[:8]} freed twice")
+        if not self.are_used(rows):
+            counts = Counter(rows.tolist())
+            twice = [row for row, count in counts.items() if count > 1 or not self._is_used[row]]
+            raise OwnershipError(f"KV rows {twice[:8]} freed twice")
         self._is_used[rows] = False
         count = len(rows)
         self._free[self._num_free : self._num_free + count] = rows.flip(0)

@@ -145,5 +145,7 @@ class SlotAllocator:
             raise OwnershipError(f"slot {slot} is not owned by the lease that releases it")
         del self._owners[slot]
         self._free.append(slot)
+        # a released slot is nobody's state, whoever leases it next and forgets to reset it
+        self.pool.forget(slot)
         if self._poison:
             self.pool.poison(slot)

@@ -1,0 +1,1 @@
+"""Hugging Face Transformers as the embedded host: the only package that knows its modules."""

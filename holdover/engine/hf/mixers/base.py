@@ -1,0 +1,80 @@
+"""What a mixer is, and how it takes the place of a module's forward."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from holdover.engine.step import Step
+from holdover.errors import UnsupportedArchitectureError
+
+
+class Mixer(ABC):
+    """A recurrent layer's forward.
+
+    Args:
+        module: Transformers' module; its parameters are used in place.
+        layer: the layer's index in the stack.
+    """
+
+    def __init__(self, module: nn.Module, layer: int) -> None:
+        # not a submodule: the module itself will refer to this mixer
+        self.module: Any = module
+        self.layer = layer
+
+    def __call__(self, hidden_states: torch.Tensor, *_: Any, step: Step, **__: Any) -> torch.Tensor:
+        """Mix ``hidden_states [B, T, hidden]`` along time, advancing the step's slots."""
+        return self.mix(hidden_states, step)
+
+    @abstractmethod
+    def mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Mix ``x [B, T, hidden]`` along time."""
+
+
+class JoinedLinear:
+    """Several projections of one input as a single matrix product.
+
+    The projections' weights become views of the joined one, so no memory is spent twice.
+
+    Args:
+        linears: projections without bias, all of one input width and dtype.
+    """
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        self.weight = torch.cat([linear.weight.data for linear in linears])
+        self.widths = [linear.out_features for linear in linears]
+        for linear, part in zip(linears, self.weight.split(self.widths), strict=True):
+            linear.weight.data = part
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Outputs of each projection, as views of one tensor."""
+        return F.linear(x, self.weight).split(self.widths, dim=-1)
+
+
+def install(model: nn.Module, layers: Sequence[int], mixers: Mapping[str, type[Mixer]]) -> None:
+    """Replace the forward of every recurrent layer's mixer.
+
+    Args:
+        model: the loaded model, in its final dtype and place.
+        layers: indices of the recurrent layers, from the layout.
+        mixers: mixer by module class name.
+
+    Raises:
+        UnsupportedArchitectureError: the model does not have exactly these recurrent layers.
+    """
+    found = {}
+    for module in model.modules():
+        mixer = mixers.get(type(module).__name__)
+        if mixer is not None:
+            found[int(module.layer_idx)] = (module, mixer)  # type: ignore[arg-type]
+    if sorted(found) != sorted(layers):
+        raise UnsupportedArchitectureError(
+            f"the configuration names recurrent layers {sorted(layers)}, the loaded model has {sorted(found)}"
+        )
+    for layer, (module, mixer) in found.items():
+        module.forward = mixer(module, layer)

@@ -1,0 +1,130 @@
+"""The prefix cache's executable definition: plain sets and lists, no tree, no pools, no locks.
+
+`PrefixCache` must agree with it exactly, eviction order included, as long as no KV rows have to be evicted. It holds
+no bytes: a state or a row is named by its namespace and the tokens that it has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from holdover.errors import CapacityError
+
+
+class Prefix(NamedTuple):
+    """Tokens of one namespace; names the state after them, and the KV row of the last one."""
+
+    namespace: bytes
+    tokens: tuple[int, ...]
+
+    def starts(self, other: Prefix) -> bool:
+        """Whether ``other`` begins with this prefix."""
+        return self.namespace == other.namespace and self.tokens == other.tokens[: len(self.tokens)]
+
+
+class NaiveHold:
+    """A running sequence's claim on the rows of its published tokens."""
+
+    def __init__(self, prefix: Prefix) -> None:
+        self.prefix = prefix
+
+
+class NaivePrefixCache:
+    """Prefix cache over sets and lists; costs O(everything) a call.
+
+    Args:
+        num_slots: state slots, shared by running sequences and checkpoints.
+
+    Attributes:
+        states: checkpoints present, least recently used first.
+        rows: KV rows present, one for each token that ends one of these prefixes.
+        holds: claims not released.
+        leased: slots that running sequences own.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.states: list[Prefix] = []
+        self.rows: set[Prefix] = set()
+        self.holds: list[NaiveHold] = []
+        self.leased = 0
+
+    @property
+    def num_free(self) -> int:
+        """Slots that nobody owns."""
+        return self.num_slots - self.leased - len(self.states)
+
+    @property
+    def evictable_rows(self) -> int:
+        """Rows that no hold claims."""
+        return sum(not any(row.starts(hold.prefix) for hold in self.holds) for row in self.rows)
+
+    def match(self, namespace: bytes, tokens: Sequence[int]) -> tuple[int, int]:
+        """Depth of the deepest state that leaves a token to run, and of the deepest row."""
+        whole = Prefix(namespace, tuple(tokens))
+        state_depths = [len(s.tokens) for s in self.states if s.starts(whole) and s.tokens != whole.tokens]
+        row_depths = [len(r.tokens) for r in self.rows if r.starts(whole)]
+        return max(state_depths, default=0), max(row_depths, default=0)
+
+    def open(self, namespace: bytes, tokens: Sequence[int], *, reuse: bool = True) -> NaiveHold:
+        """Resume at the deepest state, which becomes the newest. The last slot's own state is taken over.
+
+        Raises:
+            CapacityError: every slot is a running sequence's; nothing changed.
+        """
+        depth = self.match(namespace, tokens)[0] if reuse else 0
+        resumed = Prefix(namespace, tuple(tokens[:depth]))
+        others = [state for state in self.states if state != resumed]
+        if self.num_free:
+            pass
+        elif others:
+            self.states.remove(others[0])
+        elif resumed in self.states:
+            self.states.remove(resumed)
+        else:
+            raise CapacityError("every slot is a running sequence's")
+        if resumed in self.states:
+            self._touch(resumed)
+        self.leased += 1
+        hold = NaiveHold(resumed)
+        self.holds.append(hold)
+        return hold
+
+    def acquire_slot(self) -> None:
+        """Lease a slot, at the cost of the least recently used state if none is free.
+
+        Raises:
+            CapacityError: every slot is a running sequence's.
+        """
+        if not self.num_free:
+            if not self.states:
+                raise CapacityError("every slot is a running sequence's")
+            self.states.pop(0)
+        self.leased += 1
+
+    def release_slot(self) -> None:
+        """Give a leased slot back."""
+        self.leased -= 1
+
+    def publish(self, hold: NaiveHold, tokens: Sequence[int], *, with_state: bool) -> None:
+        """Make the rows of ``tokens`` present, and their state, whose slot was leased until now, the newest."""
+        namespace = hold.prefix.namespace
+        hold.prefix = Prefix(namespace, tuple(tokens))
+        self.rows |= {Prefix(namespace, tuple(tokens[: i + 1])) for i in range(len(tokens))}
+        if with_state:
+            self.release_slot()
+            self._touch(hold.prefix)
+
+    def release(self, hold: NaiveHold) -> None:
+        """Give a claim back. What it claimed stays present."""
+        self.holds.remove(hold)
+
+    def flush(self) -> int:
+        """Drop every state, and every row that no hold claims. Returns the number of states dropped."""
+        dropped, self.states = len(self.states), []
+        self.rows = {row for row in self.rows if any(row.starts(hold.prefix) for hold in self.holds)}
+        return dropped
+
+    def _touch(self, state: Prefix) -> None:
+        self.states = [*(s for s in self.states if s != state), state]

@@ -1,0 +1,108 @@
+"""Layouts of published models: the numbers one can look up, and both forms of a configuration."""
+
+import json
+
+import pytest
+from transformers import AutoConfig
+
+from holdover.arch.layout import AttentionLayer, RecurrentLayer, Rotary
+from holdover.arch.registry import architecture_of, gate_from_config, layout_from_config
+from tests.arch.fixtures import CONFIGS, published
+
+# the host knows no kimi_k3: its fixture is for the bounded gate only
+HOSTED = sorted(path.stem for path in CONFIGS.glob("*.json") if path.stem != "kimi-k3")
+
+
+def test_kimi_linear_48b() -> None:
+    layout = layout_from_config(published("kimi-linear-48b-a3b"))
+    state, kv = layout.state, layout.kv
+    assert layout.architecture == "kimi_linear"
+    assert (layout.num_layers, layout.vocab_size, layout.max_context) == (27, 163840, 1_048_576)
+    assert [layer.index for layer in kv.layers] == [3, 7, 11, 15, 19, 23, 26]
+    assert len(state.layers) == 20
+    assert state.layers[0] == RecurrentLayer(0, "kda", 32, 32, 128, 128, "channel", 12_288, 4)
+    assert state.temporal_bytes == 41_943_040
+    assert state.conv_bytes == 1_474_560
+    assert state.units_per_layer == (4096,) * 20
+    assert kv.layers[0] == AttentionLayer(3, "latent", 1, 512, 64, 32)
+    assert kv.bytes_per_token == 7 * 576 * 2
+
+
+def test_qwen3_5_27b() -> None:
+    layout = layout_from_config(published("qwen3_5-27b"))
+    assert layout.architecture == "qwen3_5"
+    assert (layout.num_layers, layout.vocab_size, layout.max_context) == (64, 248320, 262144)
+    assert len(layout.state.layers) == 48
+    assert layout.state.layers[3] == RecurrentLayer(4, "gdn", 48, 16, 128, 128, "head", 10_240, 4)
+    assert [layer.index for layer in layout.kv.layers] == list(range(3, 64, 4))
+    assert layout.kv.layers[0] == AttentionLayer(3, "heads", 4, 256, 256, 24, Rotary(64, 1e7))
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "conv", "kv_heads", "query_heads"),
+    [("granite-4.0-h-tiny", 48, 3328, 4, 12), ("granite-4.0-h-small", 128, 8448, 8, 32)],
+)
+def test_granite_4_h(name: str, heads: int, conv: int, kv_heads: int, query_heads: int) -> None:
+    layout = layout_from_config(published(name))
+    assert layout.architecture == "granite_hybrid"
+    assert len(layout.state.layers) == 36
+    assert layout.state.layers[0] == RecurrentLayer(0, "mamba2", heads, 1, 128, 64, "head", conv, 4)
+    assert [layer.index for layer in layout.kv.layers] == [5, 15, 25, 35]
+    assert layout.kv.layers[0] == AttentionLayer(5, "heads", kv_heads, 128, 128, query_heads)
+
+
+def test_kimi_k3_has_a_bounded_gate() -> None:
+    config = published("kimi-k3")
+    state = layout_from_config(config).state
+    assert len(state.layers) == 69
+    assert (state.layers[0].heads, state.layers[0].d_k, state.layers[0].d_v) == (96, 128, 128)
+    assert {layer.gate for layer in state.layers} == {"bounded"}
+    assert gate_from_config(config).lower_bound == -5.0
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_saved_by_the_host_gives_the_same_layout(name: str, tmp_path) -> None:
+    expected = layout_from_config(published(name))
+    config = AutoConfig.from_pretrained(CONFIGS / f"{name}.json")
+    for form, native in (("whole", config), ("text", config.get_text_config())):
+        native.save_pretrained(tmp_path / form)
+        saved = json.loads((tmp_path / form / "config.json").read_text())
+        assert layout_from_config(saved) == expected
+        gate_from_config(saved)
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_the_raw_dict_of_the_host_gives_the_same_layout(name: str) -> None:
+    config = AutoConfig.from_pretrained(CONFIGS / f"{name}.json")
+    assert layout_from_config(config.to_dict()) == layout_from_config(published(name))
+    assert architecture_of(config.to_dict()) is architecture_of(published(name))
+
+
+def test_dtype_of_the_host_changes_conv_and_kv_only() -> None:
+    config = published("kimi-linear-48b-a3b")
+    bf16, fp32 = layout_from_config(config), layout_from_config(config, dtype="float32")
+    assert (bf16.dtype, fp32.dtype) == ("bfloat16", "bfloat16")
+    assert fp32.state.temporal_bytes == bf16.state.temporal_bytes
+    assert fp32.state.conv_bytes == 2 * bf16.state.conv_bytes
+    assert fp32.kv.bytes_per_token == 2 * bf16.kv.bytes_per_token
+    assert fp32.state.digest != bf16.state.digest
+    assert fp32.kv.digest != bf16.kv.digest
+
+
+def test_older_keys_mean_the_same() -> None:
+    config = published("qwen3_5-27b")
+    text = config["text_config"]
+    del text["layer_types"], text["rope_parameters"], text["dtype"]
+    text |= {"rope_theta": 10_000_000, "partial_rotary_factor": 0.25, "torch_dtype": "torch.bfloat16"}
+    assert layout_from_config(config) == layout_from_config(published("qwen3_5-27b"))
+
+    granite = published("granite-4.0-h-tiny")
+    granite["layers_block_type"] = granite.pop("layer_types")
+    granite["mamba_d_head"] = "auto"
+    assert layout_from_config(granite) == layout_from_config(published("granite-4.0-h-tiny"))
+
+
+def test_rope_scaling_is_kept() -> None:
+    config = published("qwen3_5-27b")
+    config["text_config"]["rope_parameters"] |= {"rope_type": "yarn", "factor": 4.0}
+    assert layout_from_config(config).kv.layers[0].rotary == Rotary(64, 1e7, "yarn")

@@ -1,0 +1,210 @@
+"""Train a bundled model.
+
+    python -m training.train --out training/runs/gdn --seconds 1140      # on one GPU
+    python -m training.train --out training/runs/gdn --seconds 1140 --resume
+
+Batches, curriculum and validation come from ``batches.py``; the GDN model's fast forward from ``forward.py``.  The
+learning rate rises over ``WARMUP`` steps, stays flat, and falls linearly from ``DECAY_FROM`` of the budget on; the
+budget is ``--seconds`` of training time, or ``--steps``.  ``log.jsonl`` gets one object per ``--log-every`` steps and
+per validation; ``weights.safetensors`` (bf16) and ``state.pt`` (everything a resumed run needs) are replaced as it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from training import batches, forward
+from training.batches import ANSWER, PROMPT, TEXT, Stream
+from training.model import build
+
+WARMUP, DECAY_FROM, FLOOR = 150, 0.45, 0.01
+SHARES = {TEXT: 0.4, PROMPT: 0.1, ANSWER: 1.0}  # each kind's mean loss counts this much
+
+
+@dataclass
+class Options:
+    """What a run is; see ``main`` for the command line."""
+
+    out: Path
+    data: Path
+    architecture: str = "gdn"
+    size: str = "tiny"
+    seconds: float = 0.0
+    steps: int = 0
+    tokens: int = 131072
+    rate: float = 2.5e-3
+    seed: int = 0
+    workers: int = 2
+    lengths: dict[int, float] | None = None
+    compiled: bool = False
+    resume: bool = False
+    log_every: int = 50
+    validate_every: float = 120.0
+    save_every: float = 60.0
+
+
+def schedule(step: int, progress: float) -> float:
+    """Learning rate factor at ``step`` when ``progress`` of the budget (0 to 1) is spent."""
+    falling = max(0.0, (progress - DECAY_FROM) / (1 - DECAY_FROM))
+    return min(1.0, (step + 1) / WARMUP) * (1 - (1 - FLOOR) * min(1.0, falling))
+
+
+def optimizer_for(model: torch.nn.Module, rate: float) -> torch.optim.AdamW:
+    """AdamW; weight decay on matrices only, so not on norms, embeddings, convolutions, A_log and dt_bias."""
+    decayed, free = [], []
+    for name, parameter in model.named_parameters():
+        matrix = parameter.ndim == 2 and "embed" not in name
+        (decayed if matrix else free).append(parameter)
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": free, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=next(model.parameters()).is_cuda)
+
+
+def to_device(batch: batches.Batch, device: torch.device) -> tuple[forward.Batch, Tensor]:
+    """The batch as tensors, and the kinds; a kind's weights sum to its share."""
+    ids = torch.from_numpy(batch.ids.astype(np.int32)).to(device).long()
+    kinds = torch.from_numpy(batch.kinds).to(device)
+    weights = torch.zeros(ids.shape, device=device)
+    for kind, share in SHARES.items():
+        mask = kinds == kind
+        weights += mask * (share / mask.sum().clamp(min=1))
+    return forward.Batch(ids, ids.roll(-1), weights, batch.length), kinds
+
+
+def span_accuracy(right: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+    """Per row ``[R]``: is every answer token (kinds ``[R, L]``) the likeliest given the true ones before it?
+
+    For a row's single answer this is the same as greedy decoding giving exactly that answer.
+    """
+    return (right | (kinds != ANSWER)).all(-1)
+
+
+class Trainer:
+    """Holds a run's model, optimizer and counters; ``run`` trains to the end of the budget."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.model = build(options.architecture, size=options.size, seed=options.seed).to(self.device)
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.forward = forward.Forward(self.model, dtype, options.compiled)
+        self.optimizer = optimizer_for(self.model, options.rate)
+        self.step, self.seconds = 0, 0.0
+        options.out.mkdir(parents=True, exist_ok=True)
+        if options.resume:
+            self.load()
+
+    def load(self) -> None:
+        state = torch.load(self.options.out / "state.pt", map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seconds = state["step"], state["seconds"]
+
+    def save(self) -> None:
+        """Replace the run's files; a reader never sees a half-written one."""
+        out = self.options.out
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step, "seconds": self.seconds}
+        torch.save(state, out / "state.part")
+        (out / "state.part").replace(out / "state.pt")
+        weights = {k: v.to(torch.bfloat16).contiguous().cpu() for k, v in self.model.state_dict().items() if k != "lm_head.weight"}
+        save_file(weights, out / "weights.part", metadata={"format": "pt"})
+        (out / "weights.part").replace(out / "weights.safetensors")
+
+    def log(self, row: dict[str, Any]) -> None:
+        row = {"step": self.step, "tokens": self.step * self.options.tokens, "seconds": round(self.seconds, 2), **row}
+        with (self.options.out / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+
+    @property
+    def progress(self) -> float:
+        by_steps = self.step / self.options.steps if self.options.steps else 0.0
+        return max(by_steps, self.seconds / self.options.seconds if self.options.seconds else 0.0)
+
+    def train_step(self, batch: batches.Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One update; returns losses, right, kinds (all ``[N]``) and the gradient norm."""
+        flat, kinds = to_device(batch, self.device)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.options.rate * schedule(self.step, self.progress)
+        loss, losses, right = self.forward(flat)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return losses, right, kinds, norm
+
+    def validate(self, rows: list[batches.Batch]) -> None:
+        """Exact answers by task and length on unseen questions, as one log row."""
+        found: dict[str, list[bool]] = {}
+        for batch in rows:
+            # gradients stay enabled: the compiled forward is the one that training uses
+            right = self.forward(to_device(batch, self.device)[0])[2].cpu().numpy()
+            exact = span_accuracy(right.reshape(-1, batch.length), batch.kinds.reshape(-1, batch.length))
+            for task, hit in zip(batch.tasks or [], exact.tolist(), strict=True):
+                found.setdefault(f"{task}/{batch.length}", []).append(hit)
+        self.log({"exact": {name: round(sum(hits) / len(hits), 3) for name, hits in found.items()}})
+
+    def run(self) -> None:
+        o = self.options
+        stream = Stream(o.data, o.seed, o.tokens, o.workers, self.step, o.validate_every > 0, o.lengths)
+        checks = stream.validation()
+        last_check = last_save = self.seconds
+        began = time.perf_counter() - self.seconds
+        for batch in stream.training():
+            if self.progress >= 1:
+                break
+            losses, right, kinds, norm = self.train_step(batch)
+            if self.step == 5:  # compiling is not training time
+                torch.cuda.synchronize() if self.device.type == "cuda" else None
+                began = time.perf_counter() - self.seconds
+            if self.step % o.log_every == 0:
+                means = {name: losses[kinds == kind].mean().item() for name, kind in (("text", TEXT), ("prompt", PROMPT), ("answer", ANSWER))}
+                row = {**means, "right": right[kinds == ANSWER].float().mean().item(), "norm": norm.item()}
+                self.log({"length": batch.length, **{k: round(v, 4) for k, v in row.items()}})
+            if self.step > 5 and o.seconds:
+                self.seconds = time.perf_counter() - began
+            if checks and self.seconds - last_check >= o.validate_every:
+                last_check = self.seconds
+                self.validate(checks)
+            if self.seconds - last_save >= o.save_every:
+                last_save = self.seconds
+                self.save()
+        self.save()
+        if checks:
+            self.validate(checks)
+        stream.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a bundled model.")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data")
+    parser.add_argument("--architecture", default="gdn")
+    parser.add_argument("--size", default="tiny")
+    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--tokens", type=int, default=131072, help="tokens a step")
+    parser.add_argument("--rate", type=float, default=2.5e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--length", type=int, help="rows of one length instead of the curriculum")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--no-compile", dest="compiled", action="store_false")
+    given = vars(parser.parse_args())
+    length = given.pop("length")
+    torch.backends.cuda.matmul.allow_tf32 = True
+    Trainer(Options(**given, lengths={length: 1.0} if length else None)).run()
+
+
+if __name__ == "__main__":
+    main()

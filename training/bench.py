@@ -13,7 +13,7 @@ import torch
 
 from training.forward import Batch, Forward
 from training.model import build
-from training.recurrence import chunked_gated_delta_rule, naive_gated_delta_rule
+from training.recurrence import Convolution, chunked_gated_delta_rule, naive_gated_delta_rule
 from training.train import optimizer_for
 
 
@@ -36,6 +36,19 @@ def errors(dtype: torch.dtype, device: str) -> list[float]:
 
     exact, fast = run(naive_gated_delta_rule, torch.float64, "cpu"), run(chunked_gated_delta_rule, None, device)
     return [((a - b).norm() / a.norm()).item() for a, b in zip(exact, fast, strict=True)]
+
+
+def convolution_errors(device: str) -> list[float]:
+    """As ``errors``, of the convolution's output and its gradients of input and weights, in bf16."""
+    torch.manual_seed(1)
+    x, w = torch.randn(512, 1024, dtype=torch.float64), torch.randn(1024, 4, dtype=torch.float64)
+    change = torch.randn(512, 1024, dtype=torch.float64)
+    results = []
+    for kind, place in ((torch.float64, "cpu"), (torch.bfloat16, device)):
+        inputs = [t.bfloat16().to(kind).to(place).requires_grad_() for t in (x, w)]
+        out = Convolution.apply(*inputs, 256)
+        results.append([t.cpu().double() for t in (out, *torch.autograd.grad((out * change.to(out)).sum(), inputs))])
+    return [((a - b).norm() / a.norm()).item() for a, b in zip(*results, strict=True)]
 
 
 def step_time(forward: Forward, tokens: int, length: int, repeats: int = 8) -> tuple[float, float]:
@@ -64,6 +77,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     for dtype in (torch.float32, torch.bfloat16):
         print(dtype, "errors", [f"{e:.1e}" for e in errors(dtype, "cuda")], flush=True)
+    print("convolution errors", [f"{e:.1e}" for e in convolution_errors("cuda")], flush=True)
     model = build("gdn").cuda()
     for compiled in (False, True) if options.eager else (True,):
         forward = Forward(model, torch.bfloat16, compiled)

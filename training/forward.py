@@ -1,8 +1,8 @@
 """The training forward of the GDN model: Transformers' parameters, flat tokens, few kernels.
 
 All tokens of a batch are one axis of constant size, whatever the sequences' length, so each piece is compiled once
-and reused by all layers.  Only attention and the scan over chunks know where sequences begin; the convolution sees it
-through ``position``.  ``tests/training`` compares this forward with Transformers' own.
+and reused by all layers.  Only attention, the scan over chunks and the convolution know where sequences begin.
+``tests/training`` compares this forward with Transformers' own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from training.recurrence import CHUNK, ChunkScan, UnitLowerInverse, prepare, read, solve
+from training.recurrence import CHUNK, ChunkScan, Convolution, UnitLowerInverse, prepare, read, solve
 
 
 class Batch(NamedTuple):
@@ -39,25 +39,20 @@ def _mlp(x: Tensor, weights: tuple[Tensor, ...], eps: float, dtype: torch.dtype)
     return x + F.linear(F.silu(F.linear(h, gate.to(dtype))) * F.linear(h, up.to(dtype)), down.to(dtype))
 
 
-def _convolve(x: Tensor, weight: Tensor, position: Tensor) -> Tensor:
-    """Causal depthwise convolution, then SiLU: x ``[N, W]``, weight ``[W, K]``; taps before a sequence's start are 0."""
-    out = x * weight[:, -1]
-    for back in range(1, weight.shape[1]):
-        shifted = F.pad(x, (0, 0, back, 0))[: x.shape[0]]
-        out = out + torch.where(position[:, None] >= back, shifted, 0.0) * weight[:, -1 - back]
-    return F.silu(out)
-
-
-def _gdn_in(x: Tensor, position: Tensor, weights: tuple[Tensor, ...], sizes: tuple[int, ...], eps: float, dtype: torch.dtype):
-    norm, qkv, conv, z, b, a, a_log, dt_bias = weights
-    key_heads, heads, dim, value = sizes
+def _gdn_project(x: Tensor, weights: tuple[Tensor, ...], eps: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Inputs of the convolution ``[N, W]``, log decays and write strengths ``[N, H]`` fp32, output gate ``[N, H·V]``."""
+    norm, qkv, z, b, a, a_log, dt_bias = weights
     h = _norm(x, norm, eps).to(dtype)
-    mixed = _convolve(F.linear(h, qkv.to(dtype)), conv.squeeze(1).to(dtype), position)
-    q, k, v = mixed.split([key_heads * dim, key_heads * dim, heads * value], -1)
-    gate = -a_log.exp() * F.softplus(F.linear(h, a.to(dtype)).float() + dt_bias)
+    decay = -a_log.exp() * F.softplus(F.linear(h, a.to(dtype)).float() + dt_bias)
     beta = F.linear(h, b.to(dtype)).float().sigmoid()
-    parts = prepare(q.unflatten(-1, (key_heads, dim)), k.unflatten(-1, (key_heads, dim)), v.unflatten(-1, (heads, value)), gate, beta, dtype)
-    return *parts, F.linear(h, z.to(dtype))
+    return F.linear(h, qkv.to(dtype)), decay, beta, F.linear(h, z.to(dtype))
+
+
+def _gdn_prepare(mixed: Tensor, decay: Tensor, beta: Tensor, sizes: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    key_heads, heads, dim, value = sizes
+    q, k, v = mixed.split([key_heads * dim, key_heads * dim, heads * value], -1)
+    q, k, v = q.unflatten(-1, (key_heads, dim)), k.unflatten(-1, (key_heads, dim)), v.unflatten(-1, (heads, value))
+    return prepare(q, k, v, decay, beta, dtype)
 
 
 def _gdn_out(
@@ -112,7 +107,8 @@ class Forward:
             config.linear_num_key_heads, config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
         )  # fmt: skip
         wrap: Callable = (lambda f: torch.compile(f, dynamic=False, fullgraph=True)) if compiled else (lambda f: f)
-        self.gdn_in, self.gdn_out, self.solve = wrap(_gdn_in), wrap(_gdn_out), wrap(solve)
+        self.gdn_project, self.gdn_prepare = wrap(_gdn_project), wrap(_gdn_prepare)
+        self.gdn_out, self.solve = wrap(_gdn_out), wrap(solve)
         self.attention_in, self.attention_out, self.head = wrap(_attention_in), wrap(_attention_out), wrap(_head)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,10 +126,12 @@ class Forward:
             if kind == "linear_attention":
                 a = layer.linear_attn
                 first = (
-                    layer.input_layernorm.weight, a.in_proj_qkv.weight, a.conv1d.weight, a.in_proj_z.weight,
+                    layer.input_layernorm.weight, a.in_proj_qkv.weight, a.in_proj_z.weight,
                     a.in_proj_b.weight, a.in_proj_a.weight, a.A_log, a.dt_bias,
                 )  # fmt: skip
-                lower, products, right, to_end, start, decay, z = self.gdn_in(x, position, first, self.sizes, eps, dtype)
+                mixed, gates, beta, z = self.gdn_project(x, first, eps, dtype)
+                mixed = Convolution.apply(mixed, a.conv1d.weight.squeeze(1), batch.length)
+                lower, products, right, to_end, start, decay = self.gdn_prepare(mixed, gates, beta, self.sizes, dtype)
                 solved, both = self.solve(UnitLowerInverse.apply(lower), right, to_end)
                 states = ChunkScan.apply(decay, both, batch.length // CHUNK)
                 x = self.gdn_out(x, solved, states, products, start, z, (a.norm.weight, a.out_proj.weight), mlp, eps, dtype)

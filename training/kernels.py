@@ -20,7 +20,7 @@ def _inverse_kernel(lower, inverse, C: tl.constexpr):
     joins = (row == col + 1) & (col % 2 == 0)
     result -= tl.where(joins, system, 0.0)
     for level in tl.static_range(1, 6):
-        size: tl.constexpr = 1 << level
+        size = 1 << level
         joins = (row // size == col // size + 1) & ((col // size) % 2 == 0)
         part = tl.dot(tl.where(joins, system, 0.0), result, input_precision="tf32")
         result -= tl.dot(result, part, input_precision="tf32")
@@ -37,7 +37,7 @@ def unit_lower_inverse(lower: Tensor) -> Tensor:
 
 @triton.jit
 def _scan_kernel(
-    decay, both, grad, out, chunks, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, TILE: tl.constexpr, BACK: tl.constexpr
+    decay, both, grad, out, chunks: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, TILE: tl.constexpr, BACK: tl.constexpr
 ):
     # one program per (sequence, head, tile of value columns); the state stays in registers
     pair = tl.program_id(0)
@@ -69,8 +69,8 @@ def _scan(decay: Tensor, both: Tensor, grad: Tensor | None, chunks: int) -> Tens
     both, decay = both.contiguous(), decay.contiguous()
     out = torch.empty(count, heads, dim, value, dtype=both.dtype, device=both.device)
     _scan_kernel[(count // chunks * heads, value // tile)](
-        decay, both, out if grad is None else grad, out, chunks,
-        H=heads, D=dim, V=value, TILE=tile, BACK=grad is not None, num_warps=4, num_stages=2,
+        decay, both, out if grad is None else grad, out,
+        chunks=chunks, H=heads, D=dim, V=value, TILE=tile, BACK=grad is not None, num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
 
@@ -83,3 +83,68 @@ def scan_forward(decay: Tensor, both: Tensor, chunks: int) -> Tensor:
 def scan_backward(decay: Tensor, both: Tensor, grad: Tensor, chunks: int) -> Tensor:
     """Gradient of the state after each chunk ``[M, H, D, V]``, from the gradients of the states before each chunk."""
     return _scan(decay, both, grad.to(both.dtype), chunks)
+
+
+@triton.jit
+def _convolve_kernel(
+    x, weight, grad, out, partial, length, W: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BACK: tl.constexpr
+):
+    # one program per tile of rows and channels; BACK gives the gradient before the activation, and of the weights
+    col = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    position = (row % length)[:, None]
+    at = row[:, None] * W + col[None, :]
+    total = tl.zeros([ROWS, COLS], dtype=tl.float32)
+    for back in tl.static_range(K):
+        tap = tl.load(weight + col * K + (K - 1 - back)).to(tl.float32)
+        total += tap[None, :] * tl.load(x + at - back * W, mask=position >= back, other=0.0).to(tl.float32)
+    gate = tl.sigmoid(total)
+    if BACK:
+        change = tl.load(grad + at).to(tl.float32) * gate * (1 + total * (1 - gate))
+        tl.store(out + at, change.to(out.dtype.element_ty))
+        for back in tl.static_range(K):
+            shifted = tl.load(x + at - back * W, mask=position >= back, other=0.0).to(tl.float32)
+            place = (tl.program_id(0) * W + col) * K + (K - 1 - back)
+            tl.store(partial + place, tl.sum(change * shifted, 0))
+    else:
+        tl.store(out + at, (total * gate).to(out.dtype.element_ty))
+
+
+@triton.jit
+def _correlate_kernel(change, weight, out, length, W: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    # the convolution's transpose: gradient of the input from the gradient before the activation
+    col = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    left = (length - 1 - row % length)[:, None]
+    at = row[:, None] * W + col[None, :]
+    total = tl.zeros([ROWS, COLS], dtype=tl.float32)
+    for back in tl.static_range(K):
+        tap = tl.load(weight + col * K + (K - 1 - back)).to(tl.float32)
+        total += tap[None, :] * tl.load(change + at + back * W, mask=left >= back, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty))
+
+
+_TILE = {"ROWS": 64, "COLS": 64, "num_warps": 4}
+
+
+def convolve(x: Tensor, weight: Tensor, length: int) -> Tensor:
+    """Causal depthwise convolution and SiLU of flat sequences of ``length``: x ``[N, W]``, weight ``[W, K]``."""
+    x, weight = x.contiguous(), weight.contiguous()
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    grid = (rows // _TILE["ROWS"], width // _TILE["COLS"])
+    _convolve_kernel[grid](x, weight, x, out, x, length, W=width, K=weight.shape[1], BACK=False, **_TILE)
+    return out
+
+
+def convolve_backward(x: Tensor, weight: Tensor, grad: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Gradients of x and weight."""
+    x, weight, grad = x.contiguous(), weight.contiguous(), grad.contiguous()
+    rows, width = x.shape
+    taps = weight.shape[1]
+    grid = (rows // _TILE["ROWS"], width // _TILE["COLS"])
+    change, out = torch.empty_like(x), torch.empty_like(x)
+    partial = torch.empty(grid[0], width, taps, dtype=torch.float32, device=x.device)
+    _convolve_kernel[grid](x, weight, grad, change, partial, length, W=width, K=taps, BACK=True, **_TILE)
+    _correlate_kernel[grid](change, weight, out, length, W=width, K=taps, **_TILE)
+    return out, partial.sum(0)

@@ -50,6 +50,43 @@ def naive_gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Ten
     return torch.stack(out, 1)
 
 
+def _shift(x: Tensor, back: int, length: int) -> Tensor:
+    """Row t - back in place of row t of flat sequences ``[N, W]``, 0 before each one's start; ``back`` may be negative."""
+    rows = x.unflatten(0, (-1, length))
+    moved = F.pad(rows, (0, 0, back, 0))[:, :length] if back >= 0 else F.pad(rows, (0, 0, 0, -back))[:, -back:]
+    return moved.flatten(0, 1)
+
+
+class Convolution(torch.autograd.Function):
+    """Causal depthwise convolution, then SiLU, of flat sequences of ``length``: x ``[N, W]``, weight ``[W, K]``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, length: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.length = length
+        if x.is_cuda and kernels is not None:
+            return kernels.convolve(x, weight, length)
+        return F.silu(Convolution.before(x, weight, length))
+
+    @staticmethod
+    def before(x: Tensor, weight: Tensor, length: int) -> Tensor:
+        """The convolution without its activation."""
+        return torch.stack([_shift(x, back, length) * weight[:, -1 - back] for back in range(weight.shape[1])]).sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        if x.is_cuda and kernels is not None:
+            return *kernels.convolve_backward(x, weight, grad, ctx.length), None
+        total = Convolution.before(x, weight, ctx.length)
+        gate = total.sigmoid()
+        change = grad * gate * (1 + total * (1 - gate))
+        taps = range(weight.shape[1])
+        out = torch.stack([_shift(change, -back, ctx.length) * weight[:, -1 - back] for back in taps]).sum(0)
+        of_weight = torch.stack([(change * _shift(x, back, ctx.length)).sum(0) for back in reversed(taps)], -1)
+        return out, of_weight, None
+
+
 def _join_mask(size: int, device: torch.device) -> Tensor:
     """``[C, C]``: the lower left blocks that join each pair of neighbouring blocks of ``size``."""
     i = torch.arange(CHUNK, device=device)

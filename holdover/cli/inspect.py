@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +21,7 @@ from holdover.weights.source import load_config
 _BAD_INPUT = 2
 # where output is no terminal there is no width to fit; a narrow guess would cut columns
 _PIPE_WIDTH = 160
+_SHOWN_RUNS = 4
 Layer = TypeVar("Layer", RecurrentLayer, AttentionLayer)
 _FAMILIES = {"gdn": "gated delta net", "kda": "Kimi delta attention", "mamba2": "Mamba-2"}
 
@@ -94,8 +96,7 @@ def _print_tables(model: str, layout: ModelLayout, *, full: bool) -> None:
 
 def _recurrent_table(layout: ModelLayout, *, full: bool) -> Table:
     dtypes = f"temporal {layout.state.temporal_dtype}, conv {layout.state.conv_dtype}"
-    columns: tuple[str, ...] = ("layers", "family", "heads", "state d_k x d_v", "unit", "units each", "conv x past")
-    columns += ("temporal bytes", "conv bytes")
+    columns = ("layers", "at", "family", "heads", "d_k x d_v", "unit", "units", "conv x past", "temporal", "conv")
     table = _table(f"recurrent ({dtypes})", columns)
     for indices, layer in _groups(layout.state.layers, full=full):
         temporal, conv = (_human(size * len(indices)) for size in _state_bytes(layer, layout))
@@ -107,18 +108,26 @@ def _recurrent_table(layout: ModelLayout, *, full: bool) -> Table:
             f"{layer.units:,}",
             f"{layer.conv_channels:,} x {layer.conv_width - 1}",
         )
-        table.add_row(_ranges(indices), _FAMILIES[layer.family], heads, *shapes, temporal, conv)
+        table.add_row(str(len(indices)), _ranges(indices), _FAMILIES[layer.family], heads, *shapes, temporal, conv)
     return table
 
 
 def _attention_table(layout: ModelLayout, *, full: bool) -> Table:
-    columns = ("layers", "cache", "heads", "key x value", "positions", "per token")
+    columns = ("layers", "at", "cache", "heads", "key x value", "positions", "per token")
     table = _table(f"attention ({layout.kv.dtype})", columns)
     for indices, layer in _groups(layout.kv.layers, full=full):
         cache = "keys and values" if layer.kind == "heads" else "latent, shared key"
         heads = f"{layer.heads} ({layer.query_heads} query)"
         per_token = _human(_kv_bytes(layer, layout) * len(indices))
-        table.add_row(_ranges(indices), cache, heads, f"{layer.d_k} x {layer.d_v}", _positions(layer), per_token)
+        table.add_row(
+            str(len(indices)),
+            _ranges(indices),
+            cache,
+            heads,
+            f"{layer.d_k} x {layer.d_v}",
+            _positions(layer),
+            per_token,
+        )
     return table
 
 
@@ -136,7 +145,7 @@ def _totals(layout: ModelLayout) -> Table:
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for column in columns:
         table.add_column(column)
     return table
@@ -181,9 +190,12 @@ def _one_or_all(values: Any) -> Any:
 
 
 def _ranges(indices: list[int]) -> str:
-    """Indices with runs shortened: ``0-2, 4-6``."""
+    """Indices with runs shortened, and long lists of runs cut: ``0-2, 4-6, ..., 60-62``."""
     runs = [[index for _, index in run] for _, run in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0])]
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    # a stack of dozens of layers would otherwise fill the terminal with its pattern
+    shown = texts if len(texts) <= _SHOWN_RUNS else [*texts[: _SHOWN_RUNS - 2], "...", texts[-1]]
+    return ", ".join(shown)
 
 
 def _human(size: int) -> str:

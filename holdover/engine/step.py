@@ -54,12 +54,14 @@ class Span:
 
 
 class RecurrenceOp(Protocol):
-    """What every recurrence family offers: one token, or many, advancing slots in place."""
+    """What every recurrence family offers, advancing slots in place: ``(pool, slots, **inputs) -> readouts``."""
 
-    def step(self, pool: torch.Tensor, slots: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+    @property
+    def step(self) -> Callable[..., torch.Tensor]:
         """One token per sequence."""
 
-    def sequence(self, pool: torch.Tensor, slots: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+    @property
+    def sequence(self) -> Callable[..., torch.Tensor]:
         """Several tokens per sequence."""
 
 
@@ -118,7 +120,9 @@ class Step:
             return conv.step(pool, self.slots, x[:, 0], weight, bias, activation).unsqueeze(1)
         return conv.sequence(pool, self.slots, x, weight, bias, activation)
 
-    def recur(self, layer: int, op: RecurrenceOp, fixed: dict[str, torch.Tensor], **timed: torch.Tensor) -> torch.Tensor:
+    def recur(
+        self, layer: int, op: RecurrenceOp, fixed: dict[str, torch.Tensor], **timed: torch.Tensor
+    ) -> torch.Tensor:
         """Advance a layer's temporal state.
 
         Args:

@@ -55,8 +55,10 @@ class PrefixCache:
         if root is None:
             return Match(None, 0)
         found = tree.walk(root, tokens)
-        usable = (n for n in reversed(found.nodes) if n.checkpoint is not None and n.depth < len(tokens))
-        return Match(next(usable, None), found.depth)
+        for node in reversed(found.nodes):
+            if node.checkpoint is not None and node.depth < len(tokens):
+                return Match(node, found.depth, node.checkpoint.header, node.checkpoint.tier)
+        return Match(None, found.depth)
 
     def open(self, namespace: bytes, tokens: Sequence[int], *, reuse: bool = True) -> Opened:
         """Start a sequence: claim the deepest match and lease a live slot with its state.

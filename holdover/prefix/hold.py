@@ -18,20 +18,19 @@ class Match(NamedTuple):
     Attributes:
         node: node whose checkpoint can be resumed; None to start from nothing.
         kv_depth: tokens of the prompt whose KV rows are present; never less than ``state_depth``.
+        header: header of that node's checkpoint.
+        tier: where the checkpoint is.
     """
 
     node: Node | None
     kv_depth: int
+    header: CheckpointHeader | None = None
+    tier: str | None = None
 
     @property
     def state_depth(self) -> int:
         """Tokens that the resumed state has seen."""
         return self.node.depth if self.node is not None else 0
-
-    @property
-    def header(self) -> CheckpointHeader | None:
-        """Header of the checkpoint that would be resumed."""
-        return self.node.checkpoint.header if self.node is not None and self.node.checkpoint is not None else None
 
 
 class Hold:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
@@ -69,10 +69,11 @@ def resolve(model: str) -> ModelFiles:
         ConfigError: ``config.json`` is not a JSON object.
         WeightsError: there is no such model, or no configuration or safetensors weights in it.
     """
-    path = Path(model).expanduser()
+    path = _local_path(model)
     if path.is_dir():
         return _files_in(path, "local")
-    snapshot = Path(_from_hub(model, lambda hub: hub.snapshot_download(**_snapshot_arguments(model))))
+    patterns = {"allow_patterns": _HUB_PATTERNS, "ignore_patterns": _HUB_IGNORED}
+    snapshot = Path(_from_hub("snapshot_download", model, **patterns))
     return _files_in(snapshot, snapshot.name)
 
 
@@ -83,12 +84,12 @@ def load_config(model: str) -> dict[str, Any]:
         ConfigError: the file is not a JSON object.
         WeightsError: there is no such model or no configuration in it.
     """
-    path = Path(model).expanduser()
+    path = _local_path(model)
     if path.is_file():
         return read_config(path)
     if path.is_dir():
         return read_config(path / CONFIG_NAME)
-    return read_config(Path(_from_hub(model, lambda hub: hub.hf_hub_download(model, CONFIG_NAME))))
+    return read_config(Path(_from_hub("hf_hub_download", model, filename=CONFIG_NAME)))
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -104,6 +105,17 @@ def read_config(path: Path) -> dict[str, Any]:
         raise WeightsError(f"{path.parent} has no {path.name}: not a model directory") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not usable: {error}") from error
+
+
+def _local_path(model: str) -> Path:
+    """``model`` as a path that can at least be looked for. Raises WeightsError."""
+    try:
+        path = Path(model).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:
+        # too long a name, a home of nobody, a directory that may not be entered
+        raise WeightsError(f"{model[:200]!r} cannot be looked for: {error}"[:400]) from error
+    return path
 
 
 def _json_object(path: Path) -> dict[str, Any]:
@@ -168,22 +180,21 @@ def _why_no_weights(path: Path) -> str:
     return f"{path} has no weights: wanted {SINGLE_NAME}, or {INDEX_NAME} with its shards"
 
 
-def _snapshot_arguments(model: str) -> dict[str, Any]:
-    return {"repo_id": model, "allow_patterns": _HUB_PATTERNS, "ignore_patterns": _HUB_IGNORED}
-
-
-def _from_hub(model: str, download: Callable[[Any], str]) -> str:
-    """Run a download and turn every way it can fail into one message. Raises WeightsError."""
+def _from_hub(function: str, model: str, **arguments: Any) -> str:
+    """Call a download function of the hub's client; every way it can fail becomes one message. Raises WeightsError."""
     try:
         # a local model must not need the hub's client, nor wait for its import
         import huggingface_hub
+
+        # the client's parts are imported on access, which also sets its logger's level
+        download = getattr(huggingface_hub, function)
     except ImportError:
         raise WeightsError(
             f"no directory {model!r} exists, and it cannot be taken from the hub: huggingface_hub is not installed"
         ) from None
     try:
         with _quiet_hub():
-            return download(huggingface_hub)
+            return str(download(repo_id=model, **arguments))
     except Exception as error:  # the client lets errors of its transport through, too many to name
         reason = " ".join(str(error).split()) or type(error).__name__
         raise WeightsError(

@@ -1,12 +1,13 @@
 """What is refused, and what each message says."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from holdover.arch.registry import gate_from_config, layout_from_config
 from holdover.errors import ConfigError, UnsupportedArchitectureError
-from tests.arch.fixtures import published
+from tests.arch.fixtures import CONFIGS, published
 
 
 @pytest.mark.parametrize(
@@ -136,3 +137,47 @@ def test_a_host_dtype_that_is_none() -> None:
 def test_not_an_object() -> None:
     with pytest.raises(ConfigError, match="wanted an object"):
         layout_from_config([])  # type: ignore[arg-type]
+
+
+WEIRD = [
+    None,
+    True,
+    0,
+    -1,
+    1,
+    3,
+    10**30,
+    0.5,
+    float("inf"),
+    "",
+    "auto",
+    "bfloat16",
+    [],
+    [None],
+    [1, "x"],
+    {},
+    {"a": []},
+]
+
+
+def _places(value: object, place: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every key of nested objects, as a path."""
+    if not isinstance(value, dict):
+        return []
+    return [path for key, held in value.items() for path in ((*place, key), *_places(held, (*place, key)))]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.json")))
+def test_no_value_of_any_key_fails_in_another_way(name: str) -> None:
+    for *sections, key in _places(published(name)):
+        for value in WEIRD:
+            config = published(name)
+            section = config
+            for part in sections:
+                section = section[part]
+            section[key] = value
+            # a layout or a clear error; anything else fails the test
+            with suppress(ConfigError):
+                assert layout_from_config(config).state.checkpoint_bytes > 0
+            with suppress(ConfigError):
+                gate_from_config(config)

@@ -13,6 +13,7 @@ chunks is done for every chunk at once, on tensors laid out ``[N, B, H, C, ...]`
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 32
+
+# elements of a tensor that are worked on at once: temporaries stay in the cache and are reused by the allocator
+TILE = 1 << 17
 
 # blocks of this size are inverted, and KDA's decays paired, directly; every size above is a power of two times it
 BLOCK = 8
@@ -36,17 +40,20 @@ class Span(NamedTuple):
     size: int
 
 
-def spans(tokens: int) -> list[Span]:
-    """Full chunks, then the rest as one chunk of its own.
+def spans(values: Tensor) -> list[Span]:
+    """Full chunks of ``values [B, T, H, d_v]`` in tiles, then the rest as one chunk of its own.
 
-    A call cut at a multiple of CHUNK so does the same arithmetic as the whole call.
+    Every chunk of a call cut at a multiple of CHUNK does the arithmetic that it does in the whole call.
     """
+    batch, tokens, heads, width = values.shape
+    tile = CHUNK * max(1, TILE // (batch * heads * CHUNK * width))
     rest = tokens % CHUNK
+    full = tokens - rest
     size = BLOCK
     while size < rest:
         size *= 2
-    parts = [Span(0, tokens - rest, CHUNK), Span(tokens - rest, tokens, size)]
-    return [span for span in parts if span.start < span.stop]
+    tiles = [Span(start, min(start + tile, full), CHUNK) for start in range(0, full, tile)]
+    return [*tiles, Span(full, tokens, size)] if rest else tiles
 
 
 def cut(x: Tensor, span: Span) -> Tensor:
@@ -72,26 +79,31 @@ def pairwise_decay(total: Tensor) -> Tensor:
 
 
 def unit_lower_inverse(lower: Tensor) -> Tensor:
-    """``(I + L)^-1`` for the part L of ``lower [M, C, C]`` below the diagonal; C is BLOCK times a power of two.
+    """``(I + L)^-1`` for the part L of ``lower [M, C, C]`` below the diagonal; C is a power of two.
 
-    Blocks of BLOCK by a product of powers, which nearly parallel keys do not make grow at that size; pairs of
-    blocks then by ``[[P, 0], [R, Q]]^-1 = [[P^-1, 0], [-Q^-1 R P^-1, Q^-1]]``.
+    Neighbouring blocks on the diagonal, inverted already, are joined by
+    ``[[P, 0], [R, Q]]^-1 = [[P^-1, 0], [-Q^-1 R P^-1, Q^-1]]`` until one block is left. Powers of L would take as
+    many products, but grow without bound where keys are nearly parallel and cancel only in exact arithmetic.
     """
-    size = BLOCK
-    power = diagonal_blocks(lower, size).tril(-1).flatten(0, 1)
-    inverse = torch.eye(size, dtype=lower.dtype, device=lower.device) - power
-    for _ in range(size.bit_length() - 2):
-        power = power @ power
-        inverse = torch.baddbmm(inverse, inverse, power)
-    while size < lower.shape[-1]:
-        left, right = inverse.view(-1, 2, size, size).unbind(1)
-        corner = diagonal_blocks(lower, 2 * size)[..., size:, :size].flatten(0, 1)
-        inverse = torch.zeros(len(left), 2 * size, 2 * size, dtype=lower.dtype, device=lower.device)
-        inverse[:, :size, :size] = left
-        inverse[:, size:, size:] = right
-        inverse[:, size:, :size] = torch.bmm(right, torch.bmm(corner, left)).neg_()
-        size *= 2
+    length = lower.shape[-1]
+    corners = _corners(length, lower.dtype, lower.device)
+    inverse = torch.eye(length, dtype=lower.dtype, device=lower.device) - lower * corners[0]
+    for corner in corners[1:]:
+        inverse.baddbmm_(torch.bmm(inverse, lower * corner), inverse, alpha=-1)
     return inverse
+
+
+@lru_cache(maxsize=16)
+def _corners(length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """For blocks of 2, 4, ... C: ones ``[C, C]`` on the lower left quarter of every block on the diagonal."""
+    with torch.inference_mode(False):
+        index = torch.arange(length, device=device)
+        row, column = index.unsqueeze(1), index
+        # the highest bit in which row and column differ says at which size they are joined
+        return tuple(
+            ((row ^ column) >> level == 1).logical_and(row > column).to(dtype)
+            for level in range(length.bit_length() - 1)
+        )
 
 
 def diagonal_blocks(x: Tensor, size: int) -> Tensor:
@@ -125,9 +137,13 @@ def scan(
         Outputs ``[N, M, C, d_v]``.
     """
     out = torch.empty_like(updates)
-    for n, update in enumerate(updates.unbind()):
-        if correction is not None:
-            update.baddbmm_(correction[n], state, alpha=-1)
-        torch.bmm(reads[n], state, out=out[n]).baddbmm_(mix[n], update)
-        state.mul_(keep[n]).baddbmm_(writes[n].mT, update)
+    corrections = [None] * len(out) if correction is None else correction.unbind()
+    for o, u, c, r, w, d in zip(
+        out.unbind(), updates.unbind(), corrections, reads.unbind(), writes.mT.unbind(), keep.unbind(), strict=True
+    ):
+        if c is not None:
+            u.baddbmm_(c, state, alpha=-1)
+        torch.bmm(r, state, out=o)
+        state.mul_(d).baddbmm_(w, u)
+    out.flatten(0, 1).baddbmm_(mix.flatten(0, 1), updates.flatten(0, 1))
     return out

@@ -8,11 +8,9 @@ from torch import Tensor
 EPS = 1e-6
 
 
-def l2_normalise(x: Tensor, scale: float = 1.0) -> Tensor:
-    """``scale * x / sqrt(|x|^2 + 1e-6)`` over the last axis, in fp32."""
-    x = x.float()
-    inverse: Tensor = torch.linalg.vecdot(x, x).add_(EPS).rsqrt_()
-    return x * (inverse if scale == 1.0 else inverse.mul_(scale)).unsqueeze(-1)
+def inverse_norm(x: Tensor) -> Tensor:
+    """``1 / sqrt(|x|^2 + 1e-6)`` over the last axis of ``x [..., d]``: ``[..., 1]``."""
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().add_(EPS).rsqrt_()
 
 
 def step(pool: Tensor, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
@@ -31,9 +29,8 @@ def step(pool: Tensor, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Te
         ``[B, H, d_v]`` in q's dtype.
     """
     batch, heads, d_v = v.shape
-    q_hat = l2_normalise(q, q.shape[-1] ** -0.5)
-    k_hat = l2_normalise(k)
-    both = torch.stack([k_hat, q_hat], dim=2)  # [B, Hk, 2, d_k]
+    both = torch.stack([k, q], dim=2).float()  # [B, Hk, 2, d_k]
+    both = both * inverse_norm(both)
     if heads != k.shape[1]:
         both = both.repeat_interleave(heads // k.shape[1], dim=1)
     both = both.flatten(0, 1)  # [B * H, 2, d_k]
@@ -43,5 +40,6 @@ def step(pool: Tensor, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Te
     update = (v.flatten(0, 1) - predicted).mul_(beta.reshape(-1, 1))
     state.baddbmm_(both[:, 0].unsqueeze(2), update.unsqueeze(1))
     pool.index_copy_(0, slots, state.view(batch, heads, -1, d_v))
+    # the read of the new state, without reading it again: q^T (S + k u^T) = q^T S + (q^T k) u^T
     overlap = torch.linalg.vecdot(both[:, 0], both[:, 1]).unsqueeze(1)
-    return torch.addcmul(read, update, overlap).view(batch, heads, d_v).to(q.dtype)
+    return torch.addcmul(read, update, overlap).mul_(q.shape[-1] ** -0.5).view(batch, heads, d_v).to(q.dtype)

@@ -53,7 +53,8 @@ class JoinedLinear:
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Outputs of each projection, as views of one tensor."""
-        return F.linear(x, self.weight).split(self.widths, dim=-1)
+        parts: tuple[torch.Tensor, ...] = F.linear(x, self.weight).split(self.widths, dim=-1)
+        return parts
 
 
 def install(model: nn.Module, layers: Sequence[int], mixers: Mapping[str, type[Mixer]]) -> None:

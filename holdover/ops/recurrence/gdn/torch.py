@@ -45,7 +45,7 @@ def sequence(pool: Tensor, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, log_d
         return step(pool, slots, q[:, 0], k[:, 0], v[:, 0], log_decay[:, 0], beta[:, 0]).unsqueeze(1)
     state = pool.index_select(0, slots)
     out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
-    for span in chunk.spans(q.shape[1]):
+    for span in chunk.spans(v):
         parts = (chunk.cut(x, span) for x in (q, k, v, log_decay, beta))
         chunk.join(_advance(state, *parts), out, span)
     pool.index_copy_(0, slots, state)
@@ -65,8 +65,8 @@ def _advance(state: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, 
     until_end = (total[..., -1:] - total).exp_()
     beta = beta.view(*grouped, size)
 
-    q = delta.l2_normalise(q, d_k**-0.5).view(-1, size, d_k)
-    k = delta.l2_normalise(k).view(-1, size, d_k)
+    q = q.mul_(delta.inverse_norm(q).mul_(d_k**-0.5)).view(-1, size, d_k)
+    k = k.mul_(delta.inverse_norm(k)).view(-1, size, d_k)
     lower = (torch.bmm(k, k.mT).unsqueeze(1) * pairs).mul_(beta.unsqueeze(-1))
     mix = pairs.mul_(torch.bmm(q, k.mT).unsqueeze(1))
 

@@ -57,7 +57,7 @@ def sequence(pool: Tensor, slots: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: T
         return step(pool, slots, x[:, 0], dt[:, 0], a, b[:, 0], c[:, 0], d).unsqueeze(1)
     state = pool.index_select(0, slots)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    for span in chunk.spans(x.shape[1]):
+    for span in chunk.spans(x):
         parts = (chunk.cut(part, span) for part in (x, dt, b, c))
         chunk.join(_advance(state, a, d, *parts), out, span)
     pool.index_copy_(0, slots, state)

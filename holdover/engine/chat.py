@@ -1,0 +1,53 @@
+"""Conversations as token ids, and the depths up to which the next turn is sure to repeat them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any, Protocol
+
+from holdover.errors import RequestError
+
+
+class Template(Protocol):
+    """The part of a tokenizer that renders conversations."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's next turn."""
+
+
+# two replies that share no beginning, so that what both leave alone does not depend on the reply
+_PROBES = ("x", "7.")
+
+
+def render_chat(
+    template: Template, messages: Sequence[Mapping[str, Any]], **options: Any
+) -> tuple[list[int], tuple[int, ...]]:
+    """Render a conversation.
+
+    Templates may re-render earlier turns (drop thinking, rewrite tool calls), so the end of a generation need not
+    recur. The boundary is found by asking the template itself: it is where the prompt and its own continuation by
+    a reply and a further question begin to differ.
+
+    Returns:
+        Token ids, and the boundaries within them in ascending order (empty if the template refuses to go on).
+
+    Raises:
+        RequestError: the template refuses the messages.
+    """
+    ids = template.render(messages, **options)
+    try:
+        continued = [
+            template.render(
+                [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": reply}], **options
+            )
+            for reply in _PROBES
+        ]
+    except RequestError:
+        return ids, ()
+    boundary = min(_shared(ids, other) for other in continued)
+    return ids, (boundary,) if boundary else ()
+
+
+def _shared(first: Sequence[int], second: Sequence[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

@@ -1,0 +1,336 @@
+"""The engine's inner loop: admission, chunked prefill, batched decode, checkpoints, preemption and the end.
+
+Each `EngineCore.step` runs at most one prefill forward (a chunk of one sequence) and one decode forward (one token of
+every sequence that has just one left to compute). Forwards are rectangular, so the two alternate, and the chunk size
+bounds what a prefill adds to the time per output token of the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from holdover.engine.report import explain
+from holdover.engine.request import Output, Request, Update
+from holdover.engine.runner import Runner
+from holdover.engine.sampling import logprobs_of, sample
+from holdover.engine.sequence import Place, Sequence
+from holdover.engine.stats import EngineStats
+from holdover.engine.step import Span
+from holdover.errors import CapacityError
+from holdover.prefix import PrefixCache, check_integrity
+from holdover.prefix.policies import DEFAULT_POLICY, CheckpointPolicy, Prompt
+from holdover.store import LeaseState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much the engine takes on at once.
+
+    Attributes:
+        max_running: sequences that run together.
+        chunk_size: most tokens of one prefill forward.
+    """
+
+    max_running: int = 16
+    chunk_size: int = 512
+
+
+class EngineCore:
+    """Owns all running sequences. One thread makes all calls.
+
+    Args:
+        runner: the model on its pools.
+        cache: the prefix cache over the same pools.
+        limits: how much to take on.
+        policy: when to take checkpoints.
+    """
+
+    def __init__(
+        self, runner: Runner, cache: PrefixCache, limits: Limits, policy: CheckpointPolicy = DEFAULT_POLICY
+    ) -> None:
+        self.runner = runner
+        self.cache = cache
+        self.limits = limits
+        self.policy = policy
+        self.stats = EngineStats()
+        self._waiting: deque[Sequence] = deque()
+        # oldest first: the last one is the first to be preempted
+        self._running: list[Sequence] = []
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that own nothing yet."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that own a slot."""
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._waiting or self._running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Nothing is allocated yet."""
+        self._waiting.append(sequence)
+
+    def abort(self, request_id: str) -> Update | None:
+        """End a request now, wherever it stands; None if it is not here (it may just have ended)."""
+        for sequence in [*self._waiting, *self._running]:
+            if sequence.request.id == request_id:
+                self.stats.aborted += 1
+                return self._end(sequence, "abort")
+        return None
+
+    def step(self) -> list[Update]:
+        """Advance every sequence that can be advanced; returns what was added to each.
+
+        An error in a forward ends the sequences of that forward only.
+        """
+        updates = list(self._admit())
+        prefill = next((s for s in self._running if s.remaining > 1), None)
+        if prefill is not None:
+            updates += self._forward([prefill])
+        decode = [s for s in self._running if s.remaining == 1 and s is not prefill]
+        if decode:
+            updates += self._forward(decode)
+        return updates
+
+    def check_integrity(self) -> None:
+        """Verify that every pool balances with what the running sequences own.
+
+        Raises:
+            IntegrityError: with the ids of what leaked.
+        """
+        places = [s.place for s in self._running]
+        check_integrity(
+            self.cache,
+            [p.hold for p in places],
+            owned_rows=sum(p.owned_rows for p in places),
+            live_slots=len(places),
+        )
+
+    def _admit(self) -> Iterator[Update]:
+        while self._waiting and len(self._running) < self.limits.max_running:
+            sequence = self._waiting[0]
+            if self._running and not self._has_room(sequence):
+                return
+            try:
+                opened = self.cache.open(sequence.namespace, sequence.tokens, reuse=_may_resume(sequence.request))
+            except CapacityError as error:
+                if self._running:
+                    return
+                yield self._end(sequence, "error", error)
+                continue
+            except Exception as error:
+                logger.exception("request %s could not be started", sequence.request.id)
+                yield self._end(sequence, "error", error)
+                continue
+            self._waiting.popleft()
+            self._running.append(sequence)
+            sequence.enter(Place.of(opened))
+            if sequence.cache is None:
+                sequence.cache = explain(sequence.request, opened.match)
+                self.stats.prompt_tokens += len(sequence.request.prompt)
+                self.stats.hit_tokens += sequence.computed
+            sequence.checkpoint_depths = self._wanted_depths(sequence, opened.match.kv_depth)
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether the rows that the sequence needs now can be had without taking any from a running one."""
+        match = self.cache.match(sequence.namespace, sequence.tokens)
+        resumed = match.state_depth if _may_resume(sequence.request) else 0
+        kept = sum(len(n.tokens) for n in match.node.path() if not n.locks) if match.node and resumed else 0
+        available = self.cache.kv.num_free + self.cache.evictable_rows() - kept
+        return len(sequence.tokens) - resumed + 1 <= available
+
+    def _wanted_depths(self, sequence: Sequence, kv_depth: int) -> tuple[int, ...]:
+        request = sequence.request
+        if not request.use_cache:
+            return ()
+        length = len(request.prompt)
+        prompt = Prompt(length, sequence.computed, kv_depth, request.boundaries, request.checkpoint_at)
+        depths = self.policy.prompt_depths(prompt)
+        return tuple(sorted({depth for depth in depths if sequence.computed < depth <= length}))
+
+    def _forward(self, sequences: list[Sequence]) -> list[Update]:
+        """Run the next tokens of ``sequences`` (one that prefills, or all that decode) in one forward."""
+        count = self._chunk(sequences[0])
+        ready = [s for s in sequences if self._reserve(s, count)]
+        # making room for a later one may have preempted an earlier one
+        ready = [s for s in ready if s.is_running]
+        if not ready:
+            return []
+        wants_all = ready[0].request.params.prompt_logprobs is not None and count > 1
+        try:
+            logits = self.runner.run([_span(s, count) for s in ready], logits=None if wants_all else 1).logits
+        except Exception as error:
+            logger.exception("forward of %d tokens failed", count)
+            return [self._end(s, "error", error) for s in ready]
+        except BaseException:
+            for sequence in ready:
+                self._end(sequence, "error")
+            raise
+        assert logits is not None
+        self._count(len(ready), count)
+        for row, sequence in enumerate(ready):
+            _record_prompt_logprobs(sequence, logits[row], count)
+            sequence.computed += count
+        return self._after_forward(ready, logits[:, -1])
+
+    def _chunk(self, sequence: Sequence) -> int:
+        count = min(sequence.remaining, self.limits.chunk_size)
+        stop = sequence.next_checkpoint()
+        return count if stop is None else min(count, stop - sequence.computed)
+
+    def _reserve(self, sequence: Sequence, count: int) -> bool:
+        """Give a sequence rows for its next tokens; preempt younger ones, or in the end itself, to find them."""
+        if not sequence.is_running:
+            return False
+        while True:
+            try:
+                sequence.place.rows.append(self.cache.allocate_rows(count))
+                return True
+            except CapacityError:
+                victim = self._running[-1]
+                self._preempt(victim)
+                if victim is sequence:
+                    return False
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a sequence's memory back; it will resume from what the cache still has of it by then."""
+        self.stats.preemptions += 1
+        self._running.remove(sequence)
+        self._close(sequence, keep=sequence.request.use_cache)
+        self._waiting.appendleft(sequence)
+
+    def _after_forward(self, sequences: list[Sequence], logits: torch.Tensor) -> list[Update]:
+        for sequence in sequences:
+            self._maybe_checkpoint(sequence)
+        done = [(s, row) for row, s in enumerate(sequences) if s.remaining == 0]
+        if not done:
+            return []
+        chosen = logits[[row for _, row in done]]
+        params = [s.request.params for s, _ in done]
+        tokens = sample(chosen, params, [s.generator for s, _ in done])
+        return [self._take(s, tokens[i], chosen[i : i + 1]) for i, (s, _) in enumerate(done)]
+
+    def _take(self, sequence: Sequence, token: int, logits: torch.Tensor) -> Update:
+        params = sequence.request.params
+        if (index := len(sequence.generated)) < len(params.forced):
+            token = params.forced[index]
+        reported = None
+        if params.logprobs is not None:
+            reported = tuple(logprobs_of(logits, [token], params.logprobs))
+            sequence.logprobs.extend(reported)
+        text = sequence.take(token)
+        output = None
+        if reason := sequence.finish_reason():
+            text += sequence.text.finish()
+            self.stats.finished += 1
+            output = self._end(sequence, reason).output
+        return Update(sequence.request.id, (token,), text, reported, output)
+
+    def _maybe_checkpoint(self, sequence: Sequence) -> None:
+        depth = sequence.computed
+        is_prompt = depth <= len(sequence.request.prompt)
+        wanted = depth in sequence.checkpoint_depths if is_prompt else self.policy.during_decode(depth)
+        if not wanted or not sequence.request.use_cache:
+            return
+        if self.cache.has_state(sequence.namespace, sequence.tokens[:depth]):
+            return
+        try:
+            lease = self.cache.acquire_slot(LeaseState.CACHED)
+        except CapacityError:
+            # an optional checkpoint never stops a request
+            self.stats.checkpoints_skipped += 1
+            return
+        place = sequence.place
+        try:
+            self.cache.slots.pool.copy(place.lease.slot, lease.slot)
+            rows = self.cache.publish(place.hold, sequence.tokens[:depth], place.rows.view(end=depth), lease)
+        except Exception:
+            logger.exception("checkpoint at depth %d of request %s was not taken", depth, sequence.request.id)
+            self.stats.checkpoints_skipped += 1
+            lease.release()
+            return
+        except BaseException:
+            lease.release()
+            raise
+        place.rows.replace_prefix(rows)
+
+    def _end(self, sequence: Sequence, reason: str, error: Exception | None = None) -> Update:
+        """Give up everything a sequence owns, wherever it stands, and describe how it ended."""
+        if sequence.is_running:
+            self._running.remove(sequence)
+            keep = sequence.request.use_cache and self.policy.at_end() and reason != "error"
+            self._close(sequence, keep=keep)
+        else:
+            self._waiting.remove(sequence)
+        sequence.text.finish()
+        self.stats.failed += reason == "error"
+        output: Output = sequence.output(reason, error)
+        return Update(sequence.request.id, output=output)
+
+    def _close(self, sequence: Sequence, *, keep: bool) -> None:
+        """Give a place up; with ``keep``, its state and rows move to the cache instead of being freed."""
+        tokens = sequence.tokens[: sequence.computed]
+        place = sequence.leave()
+        # rows of a step that failed, or that was reserved and not run
+        if len(unused := place.rows.truncate(max(len(tokens), place.hold.depth))):
+            self.cache.kv.free(unused)
+        if not (keep and tokens and self._donate(place, tokens)):
+            if place.owned_rows:
+                self.cache.kv.free(place.rows.view(place.hold.depth))
+            place.lease.release()
+        self.cache.release(place.hold)
+
+    def _donate(self, place: Place, tokens: list[int]) -> bool:
+        """Move a place's slot and rows to the cache. On False nothing was moved."""
+        if not self.cache.slots.pool.is_whole(place.lease.slot):
+            return False
+        place.lease = place.lease.move(LeaseState.CACHED)
+        try:
+            self.cache.publish(place.hold, tokens, place.rows.view(), place.lease)
+        except Exception:
+            logger.exception("state at depth %d was not kept", len(tokens))
+            return False
+        return True
+
+    def _count(self, sequences: int, count: int) -> None:
+        if count == 1:
+            self.stats.decode_forwards += 1
+            self.stats.decode_tokens += sequences
+        else:
+            self.stats.prefill_forwards += 1
+            self.stats.prefill_tokens += count
+
+
+def _may_resume(request: Request) -> bool:
+    return request.use_cache and request.params.prompt_logprobs is None
+
+
+def _span(sequence: Sequence, count: int) -> Span:
+    start = sequence.computed
+    place = sequence.place
+    tokens = sequence.tokens[start : start + count]
+    return Span(place.lease.slot, tokens, start, place.rows.view(end=start + count))
+
+
+def _record_prompt_logprobs(sequence: Sequence, logits: torch.Tensor, count: int) -> None:
+    """Log probabilities of the prompt tokens that follow the ``count`` tokens just computed."""
+    top = sequence.request.params.prompt_logprobs
+    if top is None or len(sequence.prompt_logprobs) == len(sequence.request.prompt):
+        return
+    start = sequence.computed + 1
+    targets = sequence.request.prompt[start : start + count]
+    if targets and start == len(sequence.prompt_logprobs):
+        sequence.prompt_logprobs += logprobs_of(logits[: len(targets)], targets, top)

@@ -1,0 +1,141 @@
+"""The synchronous Python API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
+
+from holdover.engine.build import EngineOptions, build_core
+from holdover.engine.chat import render_chat
+from holdover.engine.hf.loader import Loaded, load
+from holdover.engine.prepare import Preparer
+from holdover.engine.request import Output, Update
+from holdover.engine.sampling import SamplingParams
+from holdover.weights.bundled import DEFAULT_MODEL
+
+Prompt = str | Sequence[int]
+_GREEDY_DEFAULTS = SamplingParams()
+
+
+class Engine:
+    """A model with its prefix cache, driven by the caller's thread.
+
+    Args:
+        loaded: the model.
+        options: how to set the engine up.
+    """
+
+    def __init__(self, loaded: Loaded, options: EngineOptions | None = None) -> None:
+        self.loaded = loaded
+        self.options = options or EngineOptions()
+        self.core, max_context = build_core(loaded.host, self.options)
+        self.prepare = Preparer(
+            loaded.tokenizer,
+            digest=loaded.digest,
+            defaults=loaded.defaults,
+            end_tokens=loaded.end_tokens,
+            max_context=max_context,
+            vocab_size=loaded.host.layout.vocab_size,
+        )
+
+    @classmethod
+    def from_pretrained(cls, model: str = DEFAULT_MODEL, **options: Any) -> Engine:
+        """Load a model.
+
+        Args:
+            model: a bundled model's name, a local directory or a hub id.
+            options: fields of `EngineOptions`.
+
+        Raises:
+            HoldoverError: the model or an option cannot be used; the message says why.
+        """
+        chosen = EngineOptions(**options)
+        return cls(load(model, dtype=chosen.dtype, device=chosen.device), chosen)
+
+    @overload
+    def generate(self, prompts: str, params: SamplingParams = ..., **request: Any) -> Output: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] = ..., **request: Any
+    ) -> list[Output]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = _GREEDY_DEFAULTS,
+        **request: Any,
+    ) -> Output | list[Output]:
+        """Complete one prompt, or several together.
+
+        Args:
+            prompts: a text, or a list of texts and lists of token ids.
+            params: how to sample: one for all, or one for each.
+            request: ``salt``, ``use_cache``, ``boundaries``, ``checkpoint_at`` of `Request`.
+
+        Returns:
+            One output for one text, else a list in the order of the prompts.
+
+        Raises:
+            RequestError: a request is invalid; none was started.
+            HoldoverError: the engine failed on one of them.
+        """
+        if isinstance(prompts, str):
+            return self._run([prompts], [_only(params)], **request)[0]
+        every = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        return self._run(list(prompts), every, **request)  # type: ignore[arg-type]
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams = _GREEDY_DEFAULTS, **request: Any
+    ) -> Output:
+        """Answer a conversation of ``{"role", "content"}`` messages.
+
+        Raises:
+            RequestError: the request is invalid.
+        """
+        ids, boundaries = render_chat(self.loaded.tokenizer, messages)
+        return self._run([ids], [params], boundaries=boundaries, **request)[0]
+
+    def stream(self, prompt: Prompt, params: SamplingParams = _GREEDY_DEFAULTS, **request: Any) -> Iterator[Update]:
+        """Complete one prompt, yielding text as it becomes certain; the last update carries the output.
+
+        Leaving the iteration early aborts the request.
+
+        Raises:
+            RequestError: the request is invalid.
+        """
+        sequence = self.prepare.sequence(prompt, params, **request)
+        self.core.add(sequence)
+        done = False
+        try:
+            while not done:
+                for update in self.core.step():
+                    if update.request_id == sequence.request.id:
+                        done = update.output is not None
+                        yield update
+        finally:
+            if not done:
+                self.core.abort(sequence.request.id)
+
+    def _run(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], **request: Any) -> list[Output]:
+        sequences = [self.prepare.sequence(p, s, **request) for p, s in zip(prompts, params, strict=True)]
+        waiting = {sequence.request.id for sequence in sequences}
+        outputs: dict[str, Output] = {}
+        for sequence in sequences:
+            self.core.add(sequence)
+        try:
+            while waiting - outputs.keys():
+                for update in self.core.step():
+                    if update.output is not None:
+                        outputs[update.request_id] = update.output
+        finally:
+            for request_id in waiting - outputs.keys():
+                self.core.abort(request_id)
+        for output in outputs.values():
+            if output.error is not None:
+                raise output.error
+        return [outputs[sequence.request.id] for sequence in sequences]
+
+
+def _only(params: SamplingParams | Sequence[SamplingParams]) -> SamplingParams:
+    return params if isinstance(params, SamplingParams) else params[0]

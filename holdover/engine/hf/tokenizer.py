@@ -1,0 +1,78 @@
+"""A model's tokenizer and chat template, reduced to what the engine asks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from holdover.errors import RequestError, WeightsError
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    Args:
+        path: directory with the tokenizer's files.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise WeightsError(f"{path} has no usable tokenizer: {error}") from error
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        return self._tokenizer.chat_template is not None
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokenizer's own end token, if it has one."""
+        token = self._tokenizer.eos_token_id
+        return frozenset() if token is None else frozenset([token])
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``, with the special tokens that the model wants around a text.
+
+        Raises:
+            RequestError: the text is not valid Unicode.
+        """
+        try:
+            ids: list[int] = self._tokenizer.encode(text)
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the prompt is not valid Unicode: {error.reason}", param="prompt") from None
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ``ids``, special tokens left out."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def token_text(self, token: int) -> str:
+        """Text of one token, special ones included."""
+        text: str = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        return text
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's next turn.
+
+        Raises:
+            RequestError: the model has no chat template, or it refuses these messages.
+        """
+        if not self.has_chat_template:
+            raise RequestError("this model has no chat template: use /v1/completions", param="messages")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, **options
+            )
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        except UnicodeEncodeError as error:
+            raise RequestError(f"a message is not valid Unicode: {error.reason}", param="messages") from None
+        except Exception as error:
+            # templates are programs of the model's author and raise what they like
+            raise RequestError(f"the chat template refuses these messages: {error}", param="messages") from error
+        return ids

@@ -1,0 +1,148 @@
+"""How the next token is chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from holdover.errors import RequestError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is sampled. What is None follows the model's generation defaults.
+
+    Attributes:
+        max_tokens: most tokens to generate; None for as many as the context has room for.
+        temperature: 0 for greedy.
+        top_p: keep the smallest set of tokens whose probability reaches this.
+        top_k: keep this many tokens; 0 for all.
+        min_p: keep tokens at least this probable, relative to the most probable one.
+        seed: makes sampling reproducible.
+        stop: strings that end the text; not part of it.
+        stop_token_ids: tokens that end the text, beside the model's own end tokens.
+        ignore_eos: go on past the model's end tokens.
+        logprobs: how many alternatives to report with each token's log probability; None for no report.
+        prompt_logprobs: the same for the prompt's tokens; such a request does not resume from the cache.
+        forced: tokens to take instead of sampling, in order, before sampling goes on (replay of recorded text).
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    forced: tuple[int, ...] = ()
+
+    def resolve(self, defaults: SamplingDefaults) -> SamplingParams:
+        """Fill in the model's defaults and validate.
+
+        Raises:
+            RequestError: a value is out of range; the message names it and the range.
+        """
+        params = replace(
+            self,
+            temperature=defaults.temperature if self.temperature is None else self.temperature,
+            top_p=defaults.top_p if self.top_p is None else self.top_p,
+            top_k=defaults.top_k if self.top_k is None else self.top_k,
+            min_p=defaults.min_p if self.min_p is None else self.min_p,
+        )
+        params._validate()
+        return params
+
+    def _validate(self) -> None:
+        _between("temperature", self.temperature, 0.0, 100.0)
+        _between("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _between("min_p", self.min_p, 0.0, 1.0)
+        _at_least("top_k", self.top_k, 0)
+        _at_least("max_tokens", self.max_tokens, 1)
+        _at_least("logprobs", self.logprobs, 0)
+        _at_least("prompt_logprobs", self.prompt_logprobs, 0)
+        if any(not text for text in self.stop):
+            raise RequestError("stop must not contain an empty string", param="stop")
+
+
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """What a model's generation configuration asks for. Greedy unless it says otherwise."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+
+class TokenLogprob(NamedTuple):
+    """Log probability of one token under the model, before temperature and truncation.
+
+    Attributes:
+        token: the token.
+        logprob: its natural log probability.
+        top: the most probable alternatives, as ``(token, logprob)``, most probable first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def sample(
+    logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[torch.Generator | None]
+) -> list[int]:
+    """Choose a token for each row of ``logits [B, vocabulary]`` (fp32). Advances the generators."""
+    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    for row, (p, generator) in enumerate(zip(params, generators, strict=True)):
+        if p.temperature:
+            tokens[row] = _draw(logits[row], p, generator)
+    return tokens
+
+
+def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """Log probabilities of ``tokens`` under ``logits [n, vocabulary]`` (fp32), with ``top`` alternatives each."""
+    scores = logits.log_softmax(dim=-1)
+    chosen = scores.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1)).squeeze(1).tolist()
+    if top == 0:
+        return [TokenLogprob(t, s, ()) for t, s in zip(tokens, chosen, strict=True)]
+    values, ids = scores.topk(min(top, scores.shape[-1]), dim=-1)
+    best = [tuple(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
+    return [TokenLogprob(t, s, b) for t, s, b in zip(tokens, chosen, best, strict=True)]
+
+
+def _draw(logits: torch.Tensor, p: SamplingParams, generator: torch.Generator | None) -> int:
+    assert p.temperature
+    scores, ids = logits / p.temperature, None
+    if p.top_k and p.top_k < scores.shape[-1]:
+        scores, ids = scores.topk(p.top_k)
+    probabilities = scores.softmax(dim=-1)
+    if p.min_p:
+        probabilities = probabilities * (probabilities >= p.min_p * probabilities.max())
+    if p.top_p is not None and p.top_p < 1.0:
+        ordered, order = probabilities.sort(descending=True)
+        # a token stays if the mass before it is short of top_p: the most probable one always does
+        ordered = ordered * (ordered.cumsum(0) - ordered < p.top_p * ordered.sum())
+        probabilities = torch.zeros_like(probabilities).scatter_(0, order, ordered)
+    choice = int(torch.multinomial(probabilities, 1, generator=generator))
+    return choice if ids is None else int(ids[choice])
+
+
+def _between(name: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:
+    if value is None:
+        return
+    if not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
+        bracket = "(" if open_low else "["
+        raise RequestError(f"{name} must be in {bracket}{low:g}, {high:g}], got {value}", param=name)
+
+
+def _at_least(name: str, value: int | None, low: int) -> None:
+    if value is not None and value < low:
+        raise RequestError(f"{name} must be at least {low}, got {value}", param=name)

@@ -1,0 +1,197 @@
+"""A request in the engine: its tokens, and everything it owns while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
+
+import torch
+
+from holdover.engine.request import CacheReport, Output, Request, Timing
+from holdover.engine.sampling import TokenLogprob
+from holdover.engine.text import TextStream
+from holdover.errors import OwnershipError
+from holdover.prefix import Hold, Opened
+from holdover.store import SlotLease
+
+
+class RowTable:
+    """KV row of every token of one sequence, in order; grows without copying each time."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._buffer = rows.clone()
+        self._length = len(rows)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, rows: torch.Tensor) -> None:
+        """Add the rows of more tokens, int64 ``[n]``."""
+        end = self._length + len(rows)
+        if end > len(self._buffer):
+            grown = torch.empty(max(end, 2 * len(self._buffer), 64), dtype=torch.int64)
+            grown[: self._length] = self._buffer[: self._length]
+            self._buffer = grown
+        self._buffer[self._length : end] = rows
+        self._length = end
+
+    def view(self, start: int = 0, end: int | None = None) -> torch.Tensor:
+        """Rows of tokens ``start`` to ``end``."""
+        return self._buffer[start : self._length if end is None else end]
+
+    def replace_prefix(self, rows: torch.Tensor) -> None:
+        """Put other rows in the place of the first ones."""
+        self._buffer[: len(rows)] = rows
+
+    def truncate(self, length: int) -> torch.Tensor:
+        """Forget the rows from ``length`` on and return them."""
+        dropped = self._buffer[length : self._length].clone()
+        self._length = length
+        return dropped
+
+
+@dataclass
+class Place:
+    """What a running sequence owns: a live slot, a claim on cached rows, and rows of its own above it.
+
+    Attributes:
+        lease: live slot; its depth is how many tokens were computed.
+        hold: claim on the tree's path.
+        rows: all rows; those below ``hold.depth`` are the tree's.
+    """
+
+    lease: SlotLease
+    hold: Hold
+    rows: RowTable
+
+    @classmethod
+    def of(cls, opened: Opened) -> Place:
+        """Place of a sequence that was just opened."""
+        return cls(opened.lease, opened.hold, RowTable(opened.hold.rows()))
+
+    @property
+    def owned_rows(self) -> int:
+        """Rows that the sequence owns itself."""
+        return len(self.rows) - self.hold.depth
+
+
+class Sequence:
+    """One request from submission to its end.
+
+    Args:
+        request: what was asked.
+        namespace: model and tenant of its tokens.
+        text: stream that turns its tokens into text.
+        end_tokens: tokens that end it.
+        max_tokens: most tokens it may generate.
+    """
+
+    def __init__(
+        self, request: Request, namespace: bytes, text: TextStream, end_tokens: frozenset[int], max_tokens: int
+    ) -> None:
+        self.request = request
+        self.namespace = namespace
+        self.text = text
+        self.end_tokens = end_tokens
+        self.max_tokens = max_tokens
+        self.tokens: list[int] = list(request.prompt)
+        self.computed = 0
+        self.checkpoint_depths: tuple[int, ...] = ()
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob | None] = [None]
+        self.cache: CacheReport | None = None
+        self.generator = _generator(request.params.seed)
+        self._place: Place | None = None
+        self._submitted = time.perf_counter()
+        self._admitted: float | None = None
+        self._first_token: float | None = None
+
+    @property
+    def place(self) -> Place:
+        """What it owns.
+
+        Raises:
+            OwnershipError: it is not running.
+        """
+        if self._place is None:
+            raise OwnershipError(f"request {self.request.id} owns nothing: it is not running")
+        return self._place
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it owns a slot."""
+        return self._place is not None
+
+    @property
+    def remaining(self) -> int:
+        """Tokens known but not computed; 1 while decoding."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def generated(self) -> Tokens[int]:
+        """Tokens generated so far."""
+        return self.tokens[len(self.request.prompt) :]
+
+    def enter(self, place: Place) -> None:
+        """Start, or start again after a preemption, with what ``place`` holds computed."""
+        self._place = place
+        self.computed = place.hold.depth
+        self._admitted = self._admitted or time.perf_counter()
+
+    def leave(self) -> Place:
+        """Stop running; what it owned is now the caller's."""
+        place, self._place, self.computed = self.place, None, 0
+        return place
+
+    def next_checkpoint(self) -> int | None:
+        """Smallest wanted depth above what is computed."""
+        return next((depth for depth in self.checkpoint_depths if depth > self.computed), None)
+
+    def take(self, token: int) -> str:
+        """Add a generated token; return the text that is certain by now."""
+        if self._first_token is None:
+            self._first_token = time.perf_counter()
+        self.tokens.append(token)
+        return "" if token in self.end_tokens else self.text.push(token)
+
+    def finish_reason(self) -> str | None:
+        """Why it should end now: ``stop``, ``length`` or not at all."""
+        generated = self.generated
+        if self.text.stopped or (generated and generated[-1] in self.end_tokens):
+            return "stop"
+        return "length" if len(generated) >= self.max_tokens else None
+
+    def output(self, reason: str, error: Exception | None = None) -> Output:
+        """The whole, as it ended."""
+        params = self.request.params
+        now = time.perf_counter()
+        return Output(
+            request_id=self.request.id,
+            prompt_token_ids=self.request.prompt,
+            token_ids=tuple(self.generated),
+            text=self.text.text,
+            finish_reason=reason,  # type: ignore[arg-type]
+            cache=self.cache or _not_started(self.request),
+            timing=Timing(
+                queued=(self._admitted or now) - self._submitted,
+                first_token=self._first_token - self._submitted if self._first_token else None,
+                total=now - self._submitted,
+            ),
+            logprobs=tuple(self.logprobs) if params.logprobs is not None else None,
+            prompt_logprobs=tuple(self.prompt_logprobs) if params.prompt_logprobs is not None else None,
+            error=error,
+        )
+
+
+def _generator(seed: int | None) -> torch.Generator:
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed & 0xFFFF_FFFF_FFFF_FFFF)
+    return generator
+
+
+def _not_started(request: Request) -> CacheReport:
+    return CacheReport(len(request.prompt), 0, 0, None, None, "the request ended before it was looked up")

@@ -1,0 +1,36 @@
+"""Counters of an engine's work, for metrics and tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class EngineStats:
+    """Running totals since the engine started.
+
+    Attributes:
+        prefill_forwards: forwards that ran more than one token of one sequence.
+        decode_forwards: forwards that ran one token of every decoding sequence.
+        prefill_tokens: tokens computed by the former.
+        decode_tokens: tokens computed by the latter.
+        prompt_tokens: prompt tokens of admitted requests.
+        hit_tokens: prompt tokens that a checkpoint saved from being computed.
+        finished: requests that ended by themselves.
+        aborted: requests that were aborted.
+        failed: requests that ended by an error.
+        preemptions: times a running request gave its memory up to an older one.
+        checkpoints_skipped: checkpoints not taken because no slot could be had.
+    """
+
+    prefill_forwards: int = 0
+    decode_forwards: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    finished: int = 0
+    aborted: int = 0
+    failed: int = 0
+    preemptions: int = 0
+    checkpoints_skipped: int = 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdover.errors import ConfigError, WeightsError
+from holdover.weights.bundled import bundled_path
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
@@ -63,7 +64,7 @@ class ModelFiles:
 
 
 def resolve(model: str) -> ModelFiles:
-    """The files of ``model``, a directory or a hub id; a hub model is downloaded unless it is cached.
+    """The files of ``model``, a directory, a bundled model or a hub id; a hub model is downloaded unless it is cached.
 
     Raises:
         ConfigError: ``config.json`` is not a JSON object.
@@ -108,10 +109,15 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _local_path(model: str) -> Path:
-    """``model`` as a path that can at least be looked for. Raises WeightsError."""
+    """``model`` as a path that can at least be looked for; what exists wins over a bundled model of that name.
+
+    Raises:
+        WeightsError: the path cannot be looked for.
+    """
     try:
         path = Path(model).expanduser()
-        path.exists()
+        if not path.exists() and (bundled := bundled_path(model)) is not None:
+            return bundled
     except (OSError, RuntimeError) as error:
         # too long a name, a home of nobody, a directory that may not be entered
         raise WeightsError(f"{model[:200]!r} cannot be looked for: {error}"[:400]) from error

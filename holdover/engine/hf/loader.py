@@ -16,7 +16,6 @@ from holdover.engine.hf.host import HostModel
 from holdover.engine.hf.tokenizer import Tokenizer
 from holdover.engine.sampling import SamplingDefaults
 from holdover.errors import ConfigError, WeightsError
-from holdover.weights.bundled import bundled_path
 from holdover.weights.check import check_files
 from holdover.weights.digest import model_digest
 from holdover.weights.source import ModelFiles, resolve
@@ -58,7 +57,7 @@ def load(model: str, *, dtype: str = "auto", device: str = "auto") -> Loaded:
         UnsupportedArchitectureError: the architecture is unknown or refused.
         ConfigError: dtype or device cannot be had.
     """
-    files = resolve(str(bundled_path(model) or model))
+    files = resolve(model)
     place = _device(device)
     layout = layout_from_config(files.config)
     dtype_name = _dtype(dtype, layout, place)

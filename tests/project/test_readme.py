@@ -77,6 +77,7 @@ def arguments(words: list[str]) -> list[str]:
 def known_options(command: str | None) -> set[str]:
     """The options of one command of the program, or its own."""
     import typer
+
     from holdover.cli.main import app
 
     root = typer.main.get_command(app)

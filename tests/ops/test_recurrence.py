@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdover.ops import slots as slots_module
 from holdover.ops.recurrence import chunk
 from tests.helpers import assert_close
 from tests.ops.families import CASES, Case, painted_pool
@@ -57,16 +58,34 @@ def test_other_slots_stay_as_they_are(case: Case, tokens: int) -> None:
 
 
 @each_case
-@pytest.mark.parametrize("slots", [[0, 1, 2], [2, 1, 0], [5], [0], [1, 3, 5]])
+@pytest.mark.parametrize("slots", [[0, 1, 2], [2, 1, 0], [5], [0], [1, 3, 4]])
+@pytest.mark.parametrize("contiguous", [True, False])
+@pytest.mark.parametrize("large", [0, 1 << 30])
 @pytest.mark.parametrize("tokens", [1, 9])
-def test_slots_in_any_order(case: Case, slots: list[int], tokens: int) -> None:
+def test_slots_in_any_order(
+    case: Case, slots: list[int], contiguous: bool, large: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether states are advanced as views of the pool or copied out and back makes no difference."""
+    monkeypatch.setattr(slots_module, "LARGE", large)
     pool, arguments = painted_pool(case), case.arguments(len(slots), tokens)
+    pool = pool.contiguous() if contiguous else pool
     before = pool.clone()
-    case.ops.sequence(pool, torch.tensor(slots), *arguments)
-    _, state_ref = case.reference(before[slots], arguments)
+    out = case.ops.sequence(pool, torch.tensor(slots), *arguments)
+    out_ref, state_ref = case.reference(before[slots], arguments)
+    assert_close("outputs", out, out_ref, RTOL)
     assert_close("state", pool[slots], state_ref, RTOL)
     others = [slot for slot in range(len(pool)) if slot not in slots]
     assert torch.equal(pool[others], before[others])
+
+
+@each_case
+def test_tiles_make_no_difference(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = case.arguments(2, 150)
+    whole, tiled = painted_pool(case), painted_pool(case)
+    expected = case.ops.sequence(whole, SLOTS, *arguments)
+    monkeypatch.setattr(chunk, "TILE", 1)
+    assert_close("outputs", case.ops.sequence(tiled, SLOTS, *arguments), expected, 1e-6)
+    assert_close("state", tiled, whole, 1e-6)
 
 
 @each_case

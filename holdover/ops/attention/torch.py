@@ -26,29 +26,43 @@ def paged_attention(
         ``[B, T, Hq, Dv]`` in q's dtype; a KV head serves ``Hq // Hkv`` consecutive query heads.
     """
     out = torch.empty(*q.shape[:3], values.shape[-1], dtype=q.dtype, device=q.device)
-    tokens = q.shape[1]
+    reach = None if window is None else q.shape[1] + window - 1
     for i, sequence in enumerate(rows):
-        if window is not None:
-            sequence = sequence[-(tokens + window - 1) :]
-        k, v = keys.index_select(0, sequence), values.index_select(0, sequence)  # [L, Hkv, D]
-        out[i] = _attend(q[i], k, v, scale, window)
+        visible = sequence if reach is None else sequence[-reach:]
+        out[i] = _attend(q[i], _read(keys, visible), _read(values, visible), scale, window)
     return out
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+def _read(plane: Tensor, rows: Tensor) -> Tensor:
+    """``plane[rows]``; rows that lie one after the other are not copied."""
+    first, last, length = int(rows[0]), int(rows[-1]), len(rows)
+    if last - first == length - 1 and torch.equal(rows, torch.arange(first, last + 1, device=rows.device)):
+        return plane[first : last + 1]
+    return plane.index_select(0, rows)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None) -> Tensor:
     """One sequence: ``q [T, Hq, D]`` over ``k [L, Hkv, D]``, ``v [L, Hkv, Dv]``; returns ``[T, Hq, Dv]``."""
-    tokens, length = len(q), len(k)
-    mask = _mask(tokens, length, window, q.device)
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k.to(q.dtype), v.to(q.dtype)))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[0].transpose(0, 1)
+    tokens, heads, d_v = len(q), q.shape[1], v.shape[-1]
+    width = max(q.shape[-1], d_v)  # the fast path wants equal widths; zeros change neither scores nor outputs
+    q, k, v = (_widen(x.to(q.dtype), width).transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, H, T or L, D]
+    if tokens == 1:
+        # one query sees everything, so the query heads of a KV head can be its queries
+        grouped = q.reshape(1, k.shape[1], -1, width)
+        out = F.scaled_dot_product_attention(grouped, k, v, scale=scale).reshape(1, heads, width)
+        return out[..., :d_v]
+    causal = k.shape[2] == tokens and (window is None or window >= tokens)
+    mask = None if causal else _mask(tokens, k.shape[2], window, q.device)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True)
+    return out[0].transpose(0, 1)[..., :d_v]
 
 
-def _mask(tokens: int, length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """True where query t of the ``tokens`` newest sees token j of ``length``; None if every query sees all."""
-    if tokens == 1 and (window is None or length <= window):
-        return None
+def _widen(x: Tensor, width: int) -> Tensor:
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+
+
+def _mask(tokens: int, length: int, window: int | None, device: torch.device) -> Tensor:
+    """True where query t of the ``tokens`` newest sees token j of ``length``: ``[T, L]``."""
     visible = torch.ones(tokens, length, dtype=torch.bool, device=device).tril_(length - tokens)
     return visible if window is None else visible.triu_(length - tokens - window + 1)
 
@@ -79,11 +93,39 @@ def paged_latent_attention(
         ``[B, T, H, d_v]`` in q_nope's dtype.
     """
     out = torch.empty(*q_nope.shape[:3], w_v.shape[1], dtype=q_nope.dtype, device=q_nope.device)
-    absorbed = torch.einsum("bthd,hdc->bthc", q_nope, w_k)
-    q = torch.cat([absorbed, q_rope], dim=-1)
+    attend = (
+        _attend_expanded if _expanding_is_cheaper(q_nope.shape[1], q_rope.shape[-1], w_k, w_v) else _attend_absorbed
+    )
     for i, sequence in enumerate(rows):
-        past = latent.index_select(0, sequence)  # [L, 1, c]
-        k = torch.cat([past, rope.index_select(0, sequence)], dim=-1)
-        mixed = _attend(q[i], k, past, scale, None)  # [T, H, c]
-        out[i] = torch.einsum("thc,hdc->thd", mixed, w_v)
+        past = latent.index_select(0, sequence), rope.index_select(0, sequence)
+        out[i] = attend(q_nope[i], q_rope[i], *past, w_k, w_v, scale)
     return out
+
+
+def _expanding_is_cheaper(tokens: int, d_r: int, w_k: Tensor, w_v: Tensor) -> bool:
+    """Compare the products per past token and head: T queries on latents, or on keys and values made from them."""
+    d_n, c = w_k.shape[1:]
+    d_v = w_v.shape[1]
+    return tokens * 2 * max(d_n + d_r, d_v) + c * (d_n + d_v) < tokens * 2 * (c + d_r)
+
+
+def _attend_absorbed(
+    q_nope: Tensor, q_rope: Tensor, latent: Tensor, rope: Tensor, w_k: Tensor, w_v: Tensor, scale: float
+) -> Tensor:
+    """One sequence on its latents: all query heads share the one KV head."""
+    absorbed = torch.bmm(q_nope.transpose(0, 1), w_k).transpose(0, 1)  # [T, H, c]
+    k = torch.cat([latent, rope], dim=-1)  # [L, 1, c + d_r]
+    # the keys stand in for the values too: the part of the output past the latent is dropped
+    mixed = _attend(torch.cat([absorbed, q_rope], dim=-1), k, k, scale)[..., : latent.shape[-1]]
+    return torch.bmm(mixed.transpose(0, 1), w_v.mT).transpose(0, 1)
+
+
+def _attend_expanded(
+    q_nope: Tensor, q_rope: Tensor, latent: Tensor, rope: Tensor, w_k: Tensor, w_v: Tensor, scale: float
+) -> Tensor:
+    """One sequence with every latent expanded to each head's key and value."""
+    heads, _, c = w_k.shape
+    k_nope = (latent[:, 0] @ w_k.reshape(-1, c).mT).view(len(latent), heads, -1)  # [L, H, d_n]
+    v = (latent[:, 0] @ w_v.reshape(-1, c).mT).view(len(latent), heads, -1)
+    k = torch.cat([k_nope, rope.expand(-1, heads, -1)], dim=-1)
+    return _attend(torch.cat([q_nope, q_rope], dim=-1), k, v, scale)

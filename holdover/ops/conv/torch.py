@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from holdover.ops.slots import in_place
+
 
 def step(
     pool: Tensor, slots: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
@@ -23,7 +25,14 @@ def step(
     Returns:
         ``[B, C]`` in x's dtype.
     """
-    return sequence(pool, slots, x.unsqueeze(1), weight, bias, activation).squeeze(1)
+    _check(activation)
+    taps = weight.mT.float().contiguous()  # [W, C]
+    out = torch.empty_like(x)
+    for part, history in in_place(pool, slots):
+        inputs = torch.cat([history.to(x.dtype), x[part].unsqueeze(1)], dim=1)  # [b, W, C]
+        history.copy_(inputs[:, 1:])
+        out[part] = _finish((inputs * taps).sum(1), bias, activation)
+    return out
 
 
 def sequence(
@@ -42,14 +51,28 @@ def sequence(
     Returns:
         ``[B, T, C]`` in x's dtype.
     """
+    _check(activation)
+    tokens = x.shape[1]
+    taps = weight.mT.float().contiguous().unbind()  # W of [C]
+    out = torch.empty_like(x)
+    for part, history in in_place(pool, slots):
+        inputs = torch.cat([history.to(x.dtype), x[part]], dim=1)  # [b, W-1+T, C]
+        history.copy_(inputs[:, tokens:])
+        inputs = inputs.float()
+        y = inputs[:, :tokens] * taps[0]
+        for offset, tap in enumerate(taps[1:], start=1):
+            y.addcmul_(inputs[:, offset : offset + tokens], tap)
+        out[part] = _finish(y, bias, activation)
+    return out
+
+
+def _check(activation: str | None) -> None:
     if activation not in ("silu", None):
         raise ValueError(f"activation is {activation!r}, want 'silu' or None")
-    tokens = x.shape[1]
-    inputs = torch.cat([pool.index_select(0, slots).to(x.dtype), x], dim=1)  # [B, W-1+T, C]
-    pool.index_copy_(0, slots, inputs[:, tokens:].to(pool.dtype))
-    taps = weight.float().unbind(1)
-    inputs = inputs.float()
-    out = inputs[:, :tokens] * taps[0] if bias is None else torch.addcmul(bias.float(), inputs[:, :tokens], taps[0])
-    for offset, tap in enumerate(taps[1:], start=1):
-        out.addcmul_(inputs[:, offset : offset + tokens], tap)
-    return (out if activation is None else F.silu(out, inplace=True)).to(x.dtype)
+
+
+def _finish(y: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    """Bias and activation on ``y`` in place."""
+    if bias is not None:
+        y += bias
+    return y if activation is None else F.silu(y, inplace=True)

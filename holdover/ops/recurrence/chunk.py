@@ -13,19 +13,21 @@ chunks is done for every chunk at once, on tensors laid out ``[N, B, H, C, ...]`
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from holdover.ops.slots import in_place
+
 CHUNK = 32
 
 # elements of a tensor that are worked on at once: temporaries stay in the cache and are reused by the allocator
 TILE = 1 << 17
 
-# blocks of this size are inverted, and KDA's decays paired, directly; every size above is a power of two times it
+# chunk sizes are a power of two times this; KDA pairs decays inside such a block directly
 BLOCK = 8
 
 # what a decay of exp(-18) leaves is a quarter of fp32's rounding; the floor bounds every exponent that is formed
@@ -72,6 +74,20 @@ def join(chunks: Tensor, out: Tensor, span: Span) -> None:
     out[:, span.start : span.stop] = tokens[:, : span.stop - span.start]
 
 
+def advance(
+    family: Callable[..., Tensor], pool: Tensor, slots: Tensor, inputs: Sequence[Tensor], out: Tensor
+) -> Tensor:
+    """Run ``family(state, *chunks) -> outputs`` over ``inputs [B, T, H, ...]``, tile by tile, into ``out``.
+
+    ``family`` gets states ``[b, H, d_k, d_v]`` to advance in place and each input as chunks
+    ``[N, b, H, C, ...]``; it returns ``[N, b, H, C, d_v]``.
+    """
+    for part, state in in_place(pool, slots):
+        for span in spans(out[part]):
+            join(family(state, *(cut(x[part], span) for x in inputs)), out[part], span)
+    return out
+
+
 def pairwise_decay(total: Tensor) -> Tensor:
     """``exp(total_i - total_j)`` for j <= i, 0 above the diagonal: ``[..., C] -> [..., C, C]``."""
     # above the diagonal exp may be inf; tril assigns zero there and does not multiply
@@ -79,38 +95,15 @@ def pairwise_decay(total: Tensor) -> Tensor:
 
 
 def unit_lower_inverse(lower: Tensor) -> Tensor:
-    """``(I + L)^-1`` for the part L of ``lower [M, C, C]`` below the diagonal; C is a power of two.
+    """``(I + L)^-1`` for the part L of ``lower [M, C, C]`` below the diagonal, by substitution.
 
-    Neighbouring blocks on the diagonal, inverted already, are joined by
-    ``[[P, 0], [R, Q]]^-1 = [[P^-1, 0], [-Q^-1 R P^-1, Q^-1]]`` until one block is left. Powers of L would take as
-    many products, but grow without bound where keys are nearly parallel and cancel only in exact arithmetic.
+    Products of powers of L need no solver, but grow without bound where keys are nearly parallel and cancel only in
+    exact arithmetic.
     """
-    length = lower.shape[-1]
-    corners = _corners(length, lower.dtype, lower.device)
-    inverse = torch.eye(length, dtype=lower.dtype, device=lower.device) - lower * corners[0]
-    for corner in corners[1:]:
-        inverse.baddbmm_(torch.bmm(inverse, lower * corner), inverse, alpha=-1)
-    return inverse
-
-
-@lru_cache(maxsize=16)
-def _corners(length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """For blocks of 2, 4, ... C: ones ``[C, C]`` on the lower left quarter of every block on the diagonal."""
-    with torch.inference_mode(False):
-        index = torch.arange(length, device=device)
-        row, column = index.unsqueeze(1), index
-        # the highest bit in which row and column differ says at which size they are joined
-        return tuple(
-            ((row ^ column) >> level == 1).logical_and(row > column).to(dtype)
-            for level in range(length.bit_length() - 1)
-        )
-
-
-def diagonal_blocks(x: Tensor, size: int) -> Tensor:
-    """View ``[..., C // size, size, size]`` of the blocks on the diagonal of ``x [..., C, C]``."""
-    count = x.shape[-1] // size
-    blocks = x.view(*x.shape[:-2], count, size, count, size)
-    return blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+    eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+    # the solver works on columns: transposed, it reads and writes these row-major matrices without a copy
+    inverse: Tensor = torch.linalg.solve_triangular(lower.mT, eye, upper=True, left=False, unitriangular=True)
+    return inverse.mT
 
 
 def scan(

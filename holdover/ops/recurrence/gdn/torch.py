@@ -43,13 +43,7 @@ def sequence(pool: Tensor, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, log_d
     """
     if q.shape[1] == 1:
         return step(pool, slots, q[:, 0], k[:, 0], v[:, 0], log_decay[:, 0], beta[:, 0]).unsqueeze(1)
-    state = pool.index_select(0, slots)
-    out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
-    for span in chunk.spans(v):
-        parts = (chunk.cut(x, span) for x in (q, k, v, log_decay, beta))
-        chunk.join(_advance(state, *parts), out, span)
-    pool.index_copy_(0, slots, state)
-    return out
+    return chunk.advance(_advance, pool, slots, [q, k, v, log_decay, beta], torch.empty_like(v, dtype=q.dtype))
 
 
 def _advance(state: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:

@@ -43,13 +43,7 @@ def sequence(pool: Tensor, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, log_d
     """
     if q.shape[1] == 1:
         return step(pool, slots, q[:, 0], k[:, 0], v[:, 0], log_decay[:, 0], beta[:, 0]).unsqueeze(1)
-    state = pool.index_select(0, slots)
-    out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
-    for span in chunk.spans(v):
-        parts = (chunk.cut(x, span) for x in (q, k, v, log_decay, beta))
-        chunk.join(_advance(state, *parts), out, span)
-    pool.index_copy_(0, slots, state)
-    return out
+    return chunk.advance(_advance, pool, slots, [q, k, v, log_decay, beta], torch.empty_like(v, dtype=q.dtype))
 
 
 def _advance(state: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
@@ -91,21 +85,40 @@ def _pair(q: Tensor, k: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
     """
     count, size, d_k = q.shape
     rows = torch.stack([q, k], dim=1)  # [M, 2, C, d_k]
-    pairs = torch.zeros(count, 2, size, size, dtype=q.dtype, device=q.device)
-    block, half = chunk.BLOCK, chunk.BLOCK // 2
-    local = total.view(count, -1, block, d_k)  # [M, nb, c, d_k]
-    local = local - local[:, :, half - 1 : half]
-    left = rows.view(count, 2, -1, block, d_k) * local.exp().unsqueeze(1)  # [M, 2, nb, c, d_k]
-    right = local.neg_().exp_().mul_(k.view_as(local))
-    chunk.diagonal_blocks(pairs, block).copy_(torch.matmul(left, right.unsqueeze(1).mT).tril_())
-    while block < size:
-        half, block = block, 2 * block
-        span = total.view(count, -1, block, d_k)
-        middle = span[:, :, half - 1 : half]
-        after = (span[:, :, half:] - middle).exp_().unsqueeze(1)
-        before = (middle - span[:, :, :half]).exp_()
-        left = rows.view(count, 2, -1, block, d_k)[:, :, :, half:] * after
-        right = k.view_as(span)[:, :, :half] * before
-        chunk.diagonal_blocks(pairs, block)[..., half:, :half] = torch.matmul(left, right.unsqueeze(1).mT)
-    mix, lower = pairs.unbind(1)
-    return mix.contiguous(), lower.contiguous()
+    mix, lower = torch.zeros(2, count, size, size, dtype=q.dtype, device=q.device).unbind()
+    block = chunk.BLOCK
+    after, before = slice(None), slice(None)
+    while block <= size:
+        local = total.view(count, -1, block, d_k)  # [M, nb, c, d_k]
+        local = local - local[:, :, block // 2 - 1 : block // 2]
+        left = rows.view(count, 2, -1, block, d_k)[:, :, :, after]
+        right = k.view(count, -1, block, d_k)[:, :, before]
+        products = _products(left, local[:, :, after], right, local[:, :, before])
+        if block == chunk.BLOCK:
+            products.tril_()
+        for pairs, product in zip((mix, lower), products.unbind(2), strict=True):
+            _diagonal_blocks(pairs, block)[:, :, after, before] = product
+        after, before = slice(block, None), slice(0, block)
+        block *= 2
+    return mix, lower
+
+
+def _products(left: Tensor, after: Tensor, right: Tensor, before: Tensor) -> Tensor:
+    """``(left exp(after)) (right exp(-before))^T`` block by block.
+
+    Takes ``left [M, 2, nb, c, d_k]`` and ``after``, ``right``, ``before`` ``[M, nb, c, d_k]``; returns
+    ``[M, nb, 2, c, c]``.
+    """
+    count, both, blocks, size, d_k = left.shape
+    rows = torch.empty(count, blocks, both, size, d_k, dtype=left.dtype, device=left.device)
+    torch.mul(left.transpose(1, 2), after.exp().unsqueeze(2), out=rows)
+    columns = before.neg().exp_().mul_(right)
+    products = torch.bmm(rows.view(-1, both * size, d_k), columns.view(-1, size, d_k).mT)
+    return products.view(count, blocks, both, size, size)
+
+
+def _diagonal_blocks(x: Tensor, size: int) -> Tensor:
+    """View ``[..., C // size, size, size]`` of the blocks on the diagonal of ``x [..., C, C]``."""
+    count = x.shape[-1] // size
+    blocks = x.view(*x.shape[:-2], count, size, count, size)
+    return blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)

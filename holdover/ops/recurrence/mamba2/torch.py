@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from holdover.ops.recurrence import chunk
+from holdover.ops.slots import in_place
 
 
 def step(pool: Tensor, slots: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
@@ -24,17 +27,22 @@ def step(pool: Tensor, slots: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tenso
     Returns:
         ``[B, H, P]`` in x's dtype.
     """
+    out = torch.empty_like(x)
+    for part, state in in_place(pool, slots):
+        out[part] = _step(a, d, state, x[part].float(), dt[part].float(), b[part].float(), c[part].float())
+    return out
+
+
+def _step(a: Tensor, d: Tensor, state: Tensor, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """`step` on ``state [B, H, N, P]`` in place; returns ``[B, H, P]`` in fp32."""
     batch, heads, width = x.shape
     groups, size = b.shape[1:]
-    dt, x_fp32 = dt.float(), x.float()
-    state = pool.index_select(0, slots)  # [B, H, N, P]
     state.mul_((dt * a).exp()[..., None, None])
     grouped = state.view(batch * groups, heads // groups, size, width)
-    written = (x_fp32 * dt.unsqueeze(-1)).view(batch * groups, -1, 1, width)
-    grouped.addcmul_(b.reshape(batch * groups, 1, size, 1).float(), written)
-    read = torch.matmul(c.reshape(batch * groups, 1, 1, size).float(), grouped)  # [B * G, r, 1, P]
-    pool.index_copy_(0, slots, state)
-    return torch.addcmul(read.view(batch, heads, width), x_fp32, d.unsqueeze(-1).float()).to(x.dtype)
+    written = (x * dt.unsqueeze(-1)).view(batch * groups, -1, 1, width)
+    grouped.addcmul_(b.reshape(batch * groups, 1, size, 1), written)
+    read = torch.matmul(c.reshape(batch * groups, 1, 1, size), grouped)  # [B * G, r, 1, P]
+    return torch.addcmul(read.view(batch, heads, width), x, d.float().unsqueeze(-1))
 
 
 def sequence(pool: Tensor, slots: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
@@ -55,16 +63,10 @@ def sequence(pool: Tensor, slots: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: T
     """
     if x.shape[1] == 1:
         return step(pool, slots, x[:, 0], dt[:, 0], a, b[:, 0], c[:, 0], d).unsqueeze(1)
-    state = pool.index_select(0, slots)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    for span in chunk.spans(x):
-        parts = (chunk.cut(part, span) for part in (x, dt, b, c))
-        chunk.join(_advance(state, a, d, *parts), out, span)
-    pool.index_copy_(0, slots, state)
-    return out
+    return chunk.advance(partial(_advance, a, d), pool, slots, [x, dt, b, c], torch.empty_like(x))
 
 
-def _advance(state: Tensor, a: Tensor, d: Tensor, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> Tensor:
+def _advance(a: Tensor, d: Tensor, state: Tensor, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """Chunks ``[N, B, H or G, C, ...]`` through ``state [B, H, N, P]``; returns ``[N, B, H, C, P]``."""
     chunks, batch, heads, size, width = x.shape
     groups, d_k = b.shape[2], b.shape[4]

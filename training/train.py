@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from training import batches, forward
@@ -48,13 +48,15 @@ class Options:
     lengths: dict[int, float] | None = None
     compiled: bool = False
     resume: bool = False
+    weights: Path | None = None
+    begun: tuple[int, float] = (0, 0.0)
     log_every: int = 50
     validate_every: float = 120.0
     save_every: float = 60.0
 
 
 def schedule(step: int, progress: float) -> float:
-    """Learning rate factor at ``step`` when ``progress`` of the budget (0 to 1) is spent."""
+    """Learning rate factor at the optimizer's ``step`` when ``progress`` of the budget (0 to 1) is spent."""
     falling = max(0.0, (progress - DECAY_FROM) / (1 - DECAY_FROM))
     return min(1.0, (step + 1) / WARMUP) * (1 - (1 - FLOOR) * min(1.0, falling))
 
@@ -98,7 +100,10 @@ class Trainer:
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.forward = forward.Forward(self.model, dtype, options.compiled)
         self.optimizer = optimizer_for(self.model, options.rate)
-        self.step, self.seconds = 0, 0.0
+        self.step, self.seconds = options.begun
+        self.fresh = self.step  # where the optimizer's state begins
+        if options.weights:
+            self.model.load_state_dict(load_file(options.weights), strict=False)
         options.out.mkdir(parents=True, exist_ok=True)
         if options.resume:
             self.load()
@@ -107,12 +112,18 @@ class Trainer:
         state = torch.load(self.options.out / "state.pt", map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.seconds = state["step"], state["seconds"]
+        self.step, self.seconds, self.fresh = state["step"], state["seconds"], state["fresh"]
 
     def save(self) -> None:
         """Replace the run's files; a reader never sees a half-written one."""
         out = self.options.out
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step, "seconds": self.seconds}
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "fresh": self.fresh,
+        }
         torch.save(state, out / "state.part")
         (out / "state.part").replace(out / "state.pt")
         weights = {k: v.to(torch.bfloat16).contiguous().cpu() for k, v in self.model.state_dict().items() if k != "lm_head.weight"}
@@ -134,7 +145,7 @@ class Trainer:
         """One update; returns losses, right, kinds (all ``[N]``) and the gradient norm."""
         flat, kinds = to_device(batch, self.device)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.options.rate * schedule(self.step, self.progress)
+            group["lr"] = self.options.rate * schedule(self.step - self.fresh, self.progress)
         loss, losses, right = self.forward(flat)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -158,20 +169,20 @@ class Trainer:
         o = self.options
         stream = Stream(o.data, o.seed, o.tokens, o.workers, self.step, o.validate_every > 0, o.lengths)
         checks = stream.validation()
-        last_check = last_save = self.seconds
+        first, last_check, last_save = self.step, self.seconds, self.seconds
         began = time.perf_counter() - self.seconds
         for batch in stream.training():
             if self.progress >= 1:
                 break
             losses, right, kinds, norm = self.train_step(batch)
-            if self.step == 5:  # compiling is not training time
+            if self.step == first + 5:  # compiling is not training time
                 torch.cuda.synchronize() if self.device.type == "cuda" else None
                 began = time.perf_counter() - self.seconds
             if self.step % o.log_every == 0:
                 means = {name: losses[kinds == kind].mean().item() for name, kind in (("text", TEXT), ("prompt", PROMPT), ("answer", ANSWER))}
                 row = {**means, "right": right[kinds == ANSWER].float().mean().item(), "norm": norm.item()}
                 self.log({"length": batch.length, **{k: round(v, 4) for k, v in row.items()}})
-            if self.step > 5 and o.seconds:
+            if self.step > first + 5 and o.seconds:
                 self.seconds = time.perf_counter() - began
             if checks and self.seconds - last_check >= o.validate_every:
                 last_check = self.seconds
@@ -198,11 +209,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--length", type=int, help="rows of one length instead of the curriculum")
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--no-compile", dest="compiled", action="store_false")
+    parser.add_argument("--resume", action="store_true", help="go on exactly from OUT/state.pt")
+    parser.add_argument("--weights", type=Path, help="start from these weights with a fresh optimizer")
+    parser.add_argument("--begun", type=float, nargs=2, default=(0, 0.0), help="steps and seconds spent on --weights")
+    parser.add_argument("--no-compile", dest="compiled", action="store_false", help="run the forward without torch.compile")
     given = vars(parser.parse_args())
     length = given.pop("length")
     torch.backends.cuda.matmul.allow_tf32 = True
+    given["begun"] = (int(given["begun"][0]), given["begun"][1])
     Trainer(Options(**given, lengths={length: 1.0} if length else None)).run()
 
 

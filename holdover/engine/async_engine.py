@@ -6,8 +6,9 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
 
 from holdover.engine.chat import render_chat
 from holdover.engine.core import EngineCore
@@ -31,12 +32,15 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         # used by the engine's thread only
         self._sinks: dict[str, Callable[[Update | Exception], None]] = {}
         self._thread = threading.Thread(target=self._loop, name="holdover-engine", daemon=True)
         self._failure: BaseException | None = None
         self._closed = False
+        # guards the end: what is posted is either done or refused, never forgotten
+        self._ending = threading.Lock()
+        self._ended = False
         self._thread.start()
 
     @classmethod
@@ -60,7 +64,7 @@ class AsyncEngine:
         ids, boundaries = render_chat(self.engine.loaded.tokenizer, messages)
         return self.sequence(ids, params, boundaries=boundaries, **request)
 
-    async def run(self, sequence: EngineSequence) -> AsyncIterator[Update]:
+    async def run(self, sequence: EngineSequence) -> AsyncGenerator[Update]:
         """Run a sequence, yielding updates; the last one carries the output.
 
         Leaving the iteration early, or cancelling the task, aborts the request.
@@ -75,7 +79,7 @@ class AsyncEngine:
         def sink(update: Update | Exception) -> None:
             loop.call_soon_threadsafe(updates.put_nowait, update)
 
-        self._post(lambda: self._start(sequence, sink))
+        self._post(_Work(lambda: self._start(sequence, sink), sink))
         try:
             while not done:
                 update = await updates.get()
@@ -86,7 +90,9 @@ class AsyncEngine:
                 yield update
         finally:
             if not done:
-                self._post(lambda: self._abort(request_id))
+                # an engine that has ended has aborted it already, and the reason for leaving must not be replaced
+                with suppress(HoldoverError):
+                    self._post(_Work(lambda: self._abort(request_id)))
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **request: Any) -> Output:
         """Complete one prompt.
@@ -107,7 +113,11 @@ class AsyncEngine:
         return await self._whole(self.chat_sequence(messages, params or SamplingParams(), **request))
 
     async def call(self, function: Callable[[EngineCore], T]) -> T:
-        """Run ``function`` on the engine's thread between two steps and return its result."""
+        """Run ``function`` on the engine's thread between two steps and return its result.
+
+        Raises:
+            HoldoverError: the engine's thread has ended.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -115,13 +125,18 @@ class AsyncEngine:
             if not future.done():
                 future.set_exception(error) if error else future.set_result(result)  # type: ignore[arg-type]
 
+        def refuse(error: Exception) -> None:
+            loop.call_soon_threadsafe(resolve, None, error)
+
         def work() -> None:
             try:
-                loop.call_soon_threadsafe(resolve, function(self.engine.core), None)
+                result = function(self.engine.core)
             except Exception as error:
-                loop.call_soon_threadsafe(resolve, None, error)
+                _send(refuse, error)
+            else:
+                _send(lambda value: loop.call_soon_threadsafe(resolve, value, None), result)
 
-        self._post(work)
+        self._post(_Work(work, refuse))
         return await future
 
     def close(self) -> None:
@@ -129,7 +144,7 @@ class AsyncEngine:
         if not self._closed:
             self._closed = True
             self._inbox.put(None)
-            self._thread.join()
+        self._thread.join()
 
     async def _whole(self, sequence: EngineSequence) -> Output:
         output = None
@@ -140,17 +155,22 @@ class AsyncEngine:
             raise output.error
         return output
 
-    def _post(self, work: Callable[[], None]) -> None:
-        if self._closed or not self.is_healthy:
-            raise HoldoverError(f"the engine is not running: {self._failure or 'it was closed'}")
-        self._inbox.put(work)
+    def _post(self, work: _Work) -> None:
+        with self._ending:
+            if self._closed or self._ended:
+                raise self._why()
+            self._inbox.put(work)
+
+    def _why(self) -> HoldoverError:
+        return HoldoverError(f"the engine is not running: {self._failure or 'it was closed'}")
 
     def _start(self, sequence: EngineSequence, sink: Callable[[Update | Exception], None]) -> None:
-        if sequence.request.id in self._sinks:
-            sink(HoldoverError(f"request id {sequence.request.id} is in use"))
+        try:
+            self.engine.core.add(sequence)
+        except HoldoverError as error:
+            _send(sink, error)
             return
         self._sinks[sequence.request.id] = sink
-        self.engine.core.add(sequence)
 
     def _abort(self, request_id: str) -> None:
         self._sinks.pop(request_id, None)
@@ -165,10 +185,20 @@ class AsyncEngine:
         except BaseException as error:
             logger.exception("the engine stopped")
             self._failure = error
-        for request_id, sink in list(self._sinks.items()):
-            core.abort(request_id)
-            _send(sink, HoldoverError(f"the engine stopped: {self._failure or 'it was closed'}"))
-        self._sinks.clear()
+        with self._ending:
+            self._ended = True
+        # everyone is told before anything else can go wrong
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            _send(sink, self._why())
+        while not self._inbox.empty():
+            if (work := self._inbox.get()) is not None and work.refuse is not None:
+                _send(work.refuse, self._why())
+        for request_id in sinks:
+            try:
+                core.abort(request_id)
+            except Exception:
+                logger.exception("request %s could not be ended", request_id)
 
     def _drain(self, *, block: bool) -> bool:
         """Do what was posted; wait for something if there is nothing else to do. False when asked to end."""
@@ -179,7 +209,7 @@ class AsyncEngine:
                 return True
             if work is None:
                 return False
-            work()
+            work.do()
             block = False
 
     def _deliver(self, update: Update) -> None:
@@ -190,9 +220,21 @@ class AsyncEngine:
             _send(sink, update)
 
 
-def _send(sink: Callable[[Update | Exception], None], update: Update | Exception) -> None:
+class _Work(NamedTuple):
+    """Something posted to the engine's thread.
+
+    Attributes:
+        do: does it.
+        refuse: tells whoever posted it that it will not be done, if anybody waits for it.
+    """
+
+    do: Callable[[], None]
+    refuse: Callable[[Exception], None] | None = None
+
+
+def _send(sink: Callable[[T], object], message: T) -> None:
     try:
-        sink(update)
+        sink(message)
     except RuntimeError:
         # the caller's event loop has closed: nobody is left to tell
-        logger.debug("an update found its event loop closed")
+        logger.debug("a message found its event loop closed")

@@ -8,6 +8,7 @@ bounds what a prefill adds to the time per output token of the others.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,11 +18,11 @@ import torch
 from holdover.engine.report import explain
 from holdover.engine.request import Output, Request, Update
 from holdover.engine.runner import Runner
-from holdover.engine.sampling import logprobs_of, sample
+from holdover.engine.sampling import choose, logprobs_of
 from holdover.engine.sequence import Place, Sequence
 from holdover.engine.stats import EngineStats
 from holdover.engine.step import Span
-from holdover.errors import CapacityError
+from holdover.errors import CapacityError, HoldoverError, RequestError
 from holdover.prefix import PrefixCache, check_integrity
 from holdover.prefix.policies import DEFAULT_POLICY, CheckpointPolicy, Prompt
 from holdover.store import LeaseState
@@ -80,7 +81,13 @@ class EngineCore:
         return bool(self._waiting or self._running)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Nothing is allocated yet."""
+        """Queue a sequence. Nothing is allocated yet.
+
+        Raises:
+            RequestError: a request with its id is here already.
+        """
+        if any(other.request.id == sequence.request.id for other in [*self._waiting, *self._running]):
+            raise RequestError(f"request id {sequence.request.id} is in use", param="id")
         self._waiting.append(sequence)
 
     def abort(self, request_id: str) -> Update | None:
@@ -94,7 +101,8 @@ class EngineCore:
     def step(self) -> list[Update]:
         """Advance every sequence that can be advanced; returns what was added to each.
 
-        An error in a forward ends the sequences of that forward only.
+        An error in a forward ends the sequences of that forward only, and an error in what follows it for one
+        sequence (sampling, text) ends that sequence only.
         """
         updates = list(self._admit())
         prefill = next((s for s in self._running if s.remaining > 1), None)
@@ -126,6 +134,7 @@ class EngineCore:
                 return
             try:
                 opened = self.cache.open(sequence.namespace, sequence.tokens, reuse=_may_resume(sequence.request))
+                sequence.enter(Place.of(opened))
             except CapacityError as error:
                 if self._running:
                     return
@@ -137,7 +146,6 @@ class EngineCore:
                 continue
             self._waiting.popleft()
             self._running.append(sequence)
-            sequence.enter(Place.of(opened))
             if sequence.cache is None:
                 sequence.cache = explain(sequence.request, opened.match)
                 self.stats.prompt_tokens += len(sequence.request.prompt)
@@ -164,27 +172,41 @@ class EngineCore:
     def _forward(self, sequences: list[Sequence]) -> list[Update]:
         """Run the next tokens of ``sequences`` (one that prefills, or all that decode) in one forward."""
         count = self._chunk(sequences[0])
-        ready = [s for s in sequences if self._reserve(s, count)]
+        updates: list[Update] = []
+        ready = []
+        for sequence in sequences:
+            try:
+                if self._reserve(sequence, count):
+                    ready.append(sequence)
+            except Exception as error:
+                logger.exception("no rows for request %s", sequence.request.id)
+                updates.append(self._end(sequence, "error", error))
         # making room for a later one may have preempted an earlier one
         ready = [s for s in ready if s.is_running]
         if not ready:
-            return []
-        wants_all = ready[0].request.params.prompt_logprobs is not None and count > 1
+            return updates
         try:
-            logits = self.runner.run([_span(s, count) for s in ready], logits=None if wants_all else 1).logits
+            logits = self._advance(ready, count)
+            self._checkpoint_all(ready)
+            return updates + self._choose(ready, logits)
         except Exception as error:
             logger.exception("forward of %d tokens failed", count)
-            return [self._end(s, "error", error) for s in ready]
+            return updates + self._end_all(ready, error)
         except BaseException:
-            for sequence in ready:
-                self._end(sequence, "error")
+            self._end_all(ready)
             raise
+
+    def _advance(self, sequences: list[Sequence], count: int) -> torch.Tensor:
+        """Run the next ``count`` tokens of each; logits ``[B, vocabulary]`` of the last ones."""
+        wants_all = sequences[0].request.params.prompt_logprobs is not None and count > 1
+        spans = [_span(s, count) for s in sequences]
+        logits = self.runner.run(spans, logits=None if wants_all else 1).logits
         assert logits is not None
-        self._count(len(ready), count)
-        for row, sequence in enumerate(ready):
+        self._count(len(sequences), count)
+        for row, sequence in enumerate(sequences):
             _record_prompt_logprobs(sequence, logits[row], count)
             sequence.computed += count
-        return self._after_forward(ready, logits[:, -1])
+        return logits[:, -1]
 
     def _chunk(self, sequence: Sequence) -> int:
         count = min(sequence.remaining, self.limits.chunk_size)
@@ -196,8 +218,11 @@ class EngineCore:
         if not sequence.is_running:
             return False
         while True:
+            # a step that was interrupted after this one's rows were reserved left them here
+            missing = sequence.computed + count - len(sequence.place.rows)
             try:
-                sequence.place.rows.append(self.cache.allocate_rows(count))
+                if missing > 0:
+                    sequence.place.rows.append(self.cache.allocate_rows(missing))
                 return True
             except CapacityError:
                 victim = self._running[-1]
@@ -209,27 +234,38 @@ class EngineCore:
         """Take a sequence's memory back; it will resume from what the cache still has of it by then."""
         self.stats.preemptions += 1
         self._running.remove(sequence)
-        self._close(sequence, keep=sequence.request.use_cache)
+        # before anything that can be interrupted: a request is always in one of the two
         self._waiting.appendleft(sequence)
+        self._close(sequence, keep=sequence.request.use_cache)
 
-    def _after_forward(self, sequences: list[Sequence], logits: torch.Tensor) -> list[Update]:
-        for sequence in sequences:
-            self._maybe_checkpoint(sequence)
+    def _choose(self, sequences: list[Sequence], logits: torch.Tensor) -> list[Update]:
+        """Give every sequence that has nothing left to compute its next token."""
         done = [(s, row) for row, s in enumerate(sequences) if s.remaining == 0]
         if not done:
             return []
-        chosen = logits[[row for _, row in done]]
-        params = [s.request.params for s, _ in done]
-        tokens = sample(chosen, params, [s.generator for s, _ in done])
-        return [self._take(s, tokens[i], chosen[i : i + 1]) for i, (s, _) in enumerate(done)]
+        # once for all of them, since it waits for the device
+        largest, best = (x.tolist() for x in logits.max(dim=-1))
+        updates = []
+        for sequence, row in done:
+            try:
+                # a maximum is NaN as soon as one logit is
+                if not math.isfinite(largest[row]):
+                    raise HoldoverError("the model's logits are not finite")
+                updates.append(self._take(sequence, best[row], logits[row]))
+            except Exception as error:
+                logger.exception("request %s got no next token", sequence.request.id)
+                updates.append(self._end(sequence, "error", error))
+        return updates
 
-    def _take(self, sequence: Sequence, token: int, logits: torch.Tensor) -> Update:
+    def _take(self, sequence: Sequence, best: int, logits: torch.Tensor) -> Update:
         params = sequence.request.params
-        if (index := len(sequence.generated)) < len(params.forced):
+        if (index := sequence.num_generated) < len(params.forced):
             token = params.forced[index]
+        else:
+            token = choose(logits, best, params, sequence.generator)
         reported = None
         if params.logprobs is not None:
-            reported = tuple(logprobs_of(logits, [token], params.logprobs))
+            reported = tuple(logprobs_of(logits.unsqueeze(0), [token], params.logprobs))
             sequence.logprobs.extend(reported)
         text = sequence.take(token)
         output = None
@@ -239,33 +275,43 @@ class EngineCore:
             output = self._end(sequence, reason).output
         return Update(sequence.request.id, (token,), text, reported, output)
 
-    def _maybe_checkpoint(self, sequence: Sequence) -> None:
+    def _checkpoint_all(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            if not self._wants_checkpoint(sequence):
+                continue
+            try:
+                self._checkpoint(sequence)
+            except Exception as error:
+                # an optional checkpoint never stops a request
+                self.stats.checkpoints_skipped += 1
+                if not isinstance(error, CapacityError):
+                    logger.exception(
+                        "checkpoint at depth %d of request %s was not taken", sequence.computed, sequence.request.id
+                    )
+
+    def _wants_checkpoint(self, sequence: Sequence) -> bool:
         depth = sequence.computed
         is_prompt = depth <= len(sequence.request.prompt)
         wanted = depth in sequence.checkpoint_depths if is_prompt else self.policy.during_decode(depth)
         if not wanted or not sequence.request.use_cache:
-            return
-        if self.cache.has_state(sequence.namespace, sequence.tokens[:depth]):
-            return
-        try:
-            lease = self.cache.acquire_slot(LeaseState.CACHED)
-        except CapacityError:
-            # an optional checkpoint never stops a request
-            self.stats.checkpoints_skipped += 1
-            return
-        place = sequence.place
+            return False
+        return not self.cache.has_state(sequence.namespace, sequence.tokens[:depth])
+
+    def _checkpoint(self, sequence: Sequence) -> None:
+        """Copy a running sequence's state into the cache."""
+        depth, place = sequence.computed, sequence.place
+        lease = self.cache.acquire_slot(LeaseState.CACHED)
         try:
             self.cache.slots.pool.copy(place.lease.slot, lease.slot)
             rows = self.cache.publish(place.hold, sequence.tokens[:depth], place.rows.view(end=depth), lease)
-        except Exception:
-            logger.exception("checkpoint at depth %d of request %s was not taken", depth, sequence.request.id)
-            self.stats.checkpoints_skipped += 1
-            lease.release()
-            return
         except BaseException:
             lease.release()
             raise
         place.rows.replace_prefix(rows)
+
+    def _end_all(self, sequences: list[Sequence], error: Exception | None = None) -> list[Update]:
+        """End those that have not ended yet."""
+        return [self._end(s, "error", error) for s in sequences if s.is_running]
 
     def _end(self, sequence: Sequence, reason: str, error: Exception | None = None) -> Update:
         """Give up everything a sequence owns, wherever it stands, and describe how it ended."""
@@ -287,23 +333,22 @@ class EngineCore:
         # rows of a step that failed, or that was reserved and not run
         if len(unused := place.rows.truncate(max(len(tokens), place.hold.depth))):
             self.cache.kv.free(unused)
-        if not (keep and tokens and self._donate(place, tokens)):
-            if place.owned_rows:
-                self.cache.kv.free(place.rows.view(place.hold.depth))
-            place.lease.release()
-        self.cache.release(place.hold)
-
-    def _donate(self, place: Place, tokens: list[int]) -> bool:
-        """Move a place's slot and rows to the cache. On False nothing was moved."""
-        if not self.cache.slots.pool.is_whole(place.lease.slot):
-            return False
-        place.lease = place.lease.move(LeaseState.CACHED)
         try:
-            self.cache.publish(place.hold, tokens, place.rows.view(), place.lease)
+            if keep and tokens and self.cache.slots.pool.is_whole(place.lease.slot):
+                self._donate(place, tokens)
         except Exception:
             logger.exception("state at depth %d was not kept", len(tokens))
-            return False
-        return True
+        finally:
+            if place.lease.is_held:
+                if place.owned_rows:
+                    self.cache.kv.free(place.rows.view(place.hold.depth))
+                place.lease.release()
+            self.cache.release(place.hold)
+
+    def _donate(self, place: Place, tokens: list[int]) -> None:
+        """Move a place's slot and rows to the cache. If it raises, nothing was moved."""
+        place.lease = place.lease.move(LeaseState.CACHED)
+        self.cache.publish(place.hold, tokens, place.rows.view(), place.lease)
 
     def _count(self, sequences: int, count: int) -> None:
         if count == 1:
@@ -328,9 +373,11 @@ def _span(sequence: Sequence, count: int) -> Span:
 def _record_prompt_logprobs(sequence: Sequence, logits: torch.Tensor, count: int) -> None:
     """Log probabilities of the prompt tokens that follow the ``count`` tokens just computed."""
     top = sequence.request.params.prompt_logprobs
-    if top is None or len(sequence.prompt_logprobs) == len(sequence.request.prompt):
+    if top is None:
         return
-    start = sequence.computed + 1
-    targets = sequence.request.prompt[start : start + count]
-    if targets and start == len(sequence.prompt_logprobs):
-        sequence.prompt_logprobs += logprobs_of(logits[: len(targets)], targets, top)
+    # what was recorded before a preemption is not recorded again
+    start, known = sequence.computed + 1, len(sequence.prompt_logprobs)
+    targets = sequence.request.prompt[known : start + count]
+    if targets:
+        first = known - start
+        sequence.prompt_logprobs += logprobs_of(logits[first : first + len(targets)], targets, top)

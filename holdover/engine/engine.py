@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, overload
 
 from holdover.engine.build import EngineOptions, build_core
@@ -11,6 +13,8 @@ from holdover.engine.hf.loader import Loaded, load
 from holdover.engine.prepare import Preparer
 from holdover.engine.request import Output, Update
 from holdover.engine.sampling import SamplingParams
+from holdover.engine.sequence import Sequence as EngineSequence
+from holdover.errors import RequestError
 from holdover.weights.bundled import DEFAULT_MODEL
 
 Prompt = str | Sequence[int]
@@ -37,6 +41,8 @@ class Engine:
             max_context=max_context,
             vocab_size=loaded.host.layout.vocab_size,
         )
+        # updates that a step made for a request other than the one that stepped
+        self._inboxes: dict[str, deque[Update]] = {}
 
     @classmethod
     def from_pretrained(cls, model: str = DEFAULT_MODEL, **options: Any) -> Engine:
@@ -105,36 +111,48 @@ class Engine:
             RequestError: the request is invalid.
         """
         sequence = self.prepare.sequence(prompt, params, **request)
-        self.core.add(sequence)
-        done = False
-        try:
+        with self._running([sequence]) as inboxes:
+            inbox, done = inboxes[sequence.request.id], False
             while not done:
-                for update in self.core.step():
-                    if update.request_id == sequence.request.id:
-                        done = update.output is not None
-                        yield update
-        finally:
-            if not done:
-                self.core.abort(sequence.request.id)
+                while not inbox:
+                    self._step()
+                update = inbox.popleft()
+                done = update.output is not None
+                yield update
 
     def _run(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], **request: Any) -> list[Output]:
+        if len(prompts) != len(params):
+            raise RequestError(f"{len(prompts)} prompts and {len(params)} sampling parameters", param="params")
         sequences = [self.prepare.sequence(p, s, **request) for p, s in zip(prompts, params, strict=True)]
-        waiting = {sequence.request.id for sequence in sequences}
-        outputs: dict[str, Output] = {}
-        for sequence in sequences:
-            self.core.add(sequence)
-        try:
-            while waiting - outputs.keys():
-                for update in self.core.step():
-                    if update.output is not None:
-                        outputs[update.request_id] = update.output
-        finally:
-            for request_id in waiting - outputs.keys():
-                self.core.abort(request_id)
-        for output in outputs.values():
-            if output.error is not None:
+        with self._running(sequences) as inboxes:
+            while not all(inbox and inbox[-1].output for inbox in inboxes.values()):
+                self._step()
+            outputs = [inbox[-1].output for inbox in inboxes.values()]
+        for output in outputs:
+            if output is not None and output.error is not None:
                 raise output.error
-        return [outputs[sequence.request.id] for sequence in sequences]
+        return [output for output in outputs if output is not None]
+
+    @contextmanager
+    def _running(self, sequences: Iterable[EngineSequence]) -> Iterator[dict[str, deque[Update]]]:
+        """Add sequences; each one's updates arrive in its inbox. What has not ended at the exit is aborted."""
+        inboxes: dict[str, deque[Update]] = {}
+        try:
+            for sequence in sequences:
+                self.core.add(sequence)
+                inboxes[sequence.request.id] = self._inboxes[sequence.request.id] = deque()
+            yield inboxes
+        finally:
+            for request_id in inboxes:
+                del self._inboxes[request_id]
+                # a request that has ended is not there any more
+                self.core.abort(request_id)
+
+    def _step(self) -> None:
+        # several streams may be read in turn: a step made for one of them advances them all
+        for update in self.core.step():
+            if update.request_id in self._inboxes:
+                self._inboxes[update.request_id].append(update)
 
 
 def _only(params: SamplingParams | Sequence[SamplingParams]) -> SamplingParams:

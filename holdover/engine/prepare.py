@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from operator import index
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -63,7 +64,7 @@ class Preparer:
         Raises:
             RequestError: the prompt or a parameter cannot be used; nothing was started.
         """
-        ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
+        ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else _ids(prompt)
         params = params.resolve(self._defaults)
         self._check_tokens("prompt", ids)
         self._check_tokens("forced", params.forced)
@@ -96,3 +97,10 @@ class Preparer:
                 code="context_length_exceeded",
             )
         return params.max_tokens or room
+
+
+def _ids(prompt: Iterable[int]) -> tuple[int, ...]:
+    try:
+        return tuple(map(index, prompt))
+    except TypeError:
+        raise RequestError("a prompt is a text or a list of token ids", param="prompt") from None

@@ -27,7 +27,7 @@ def _reason(request: Request, total: int, kv: int, state: int) -> str:
     if kv == 0:
         return "miss: no cached prompt of this tenant begins with this prompt's first token"
     if state == 0:
-        return f"miss: KV is cached for {kv} of {total} tokens, but no checkpoint of the state is left at or below that"
+        return f"miss: KV is cached for {kv} of {total} tokens, but no checkpoint of the state lies at or below that"
     if state >= kv or state >= total - 1:
         return f"hit: resumed at {state} of {total} tokens"
     return (

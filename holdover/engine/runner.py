@@ -10,6 +10,7 @@ import torch
 
 from holdover.arch.layout import ModelLayout
 from holdover.engine.step import KVMode, Span, StateMode, Step, Tap
+from holdover.errors import CheckpointMismatchError
 from holdover.state import SlotPool
 from holdover.store import KVPool
 
@@ -85,7 +86,9 @@ class Runner:
                 must be scratch, are left torn.
 
         Raises:
-            CheckpointMismatchError: a slot's depth is not its span's start, or a layer did not write its state.
+            ValueError: spans of unequal length, rows that are not one per token, or a live slot to be left torn.
+            CheckpointMismatchError: a slot's depth is not its span's start (nothing was run), or a layer did not
+                write its state or its rows.
         """
         self._check(spans, state, stop_after_layer)
         slots = [span.slot for span in spans]
@@ -102,11 +105,16 @@ class Runner:
             out = self.host.forward(tokens, positions, step, logits)
         except StopForward:
             return RunResult(None)
-        self.slots.commit(slots, opened, [span.tokens for span in spans], step.written)
+        if stop_after_layer is not None:
+            return RunResult(None)
+        if missing := {layer.index for layer in self.kv.layout.layers} - step.appended:
+            raise CheckpointMismatchError(f"attention layers {sorted(missing)} did not hand their keys and values over")
+        # a layer counts when it wrote both parts of its state
+        self.slots.commit(slots, opened, [span.tokens for span in spans], step.convolved & step.advanced)
         return RunResult(out.float())
 
     def _check(self, spans: Sequence[Span], state: StateMode, stop_after_layer: int | None) -> None:
-        length = len(spans[0].tokens)
+        length = len(spans[0].tokens) if spans else 0
         if length < 1 or any(len(span.tokens) != length for span in spans):
             raise ValueError(f"spans of one forward need equally many tokens, got {[len(s.tokens) for s in spans]}")
         if stop_after_layer is not None and state is StateMode.LIVE:
@@ -115,7 +123,9 @@ class Runner:
             if len(span.rows) != span.start + length:
                 raise ValueError(f"span at {span.start} of {length} tokens has {len(span.rows)} rows")
             if state is StateMode.LIVE and self.slots.depth(span.slot) != span.start:
-                raise ValueError(f"slot {span.slot} is at depth {self.slots.depth(span.slot)}, not {span.start}")
+                raise CheckpointMismatchError(
+                    f"slot {span.slot} is at depth {self.slots.depth(span.slot)}, not {span.start}"
+                )
 
     def _step(self, spans: Sequence[Span], kv: KVMode, tap: Tap | None) -> Step:
         device = self.host.device

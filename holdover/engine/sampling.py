@@ -96,15 +96,9 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
-def sample(
-    logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[torch.Generator | None]
-) -> list[int]:
-    """Choose a token for each row of ``logits [B, vocabulary]`` (fp32). Advances the generators."""
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
-    for row, (p, generator) in enumerate(zip(params, generators, strict=True)):
-        if p.temperature:
-            tokens[row] = _draw(logits[row], p, generator)
-    return tokens
+def choose(logits: torch.Tensor, best: int, p: SamplingParams, generator: torch.Generator | None) -> int:
+    """Choose a token from ``logits [vocabulary]`` (fp32), whose largest is at ``best``. Advances the generator."""
+    return _draw(logits, best, p, generator) if p.temperature else best
 
 
 def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
@@ -118,9 +112,11 @@ def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[T
     return [TokenLogprob(t, s, b) for t, s, b in zip(tokens, chosen, best, strict=True)]
 
 
-def _draw(logits: torch.Tensor, p: SamplingParams, generator: torch.Generator | None) -> int:
+def _draw(logits: torch.Tensor, best: int, p: SamplingParams, generator: torch.Generator | None) -> int:
     assert p.temperature
-    scores, ids = logits / p.temperature, None
+    # differences to the largest cannot overflow upwards, however low the temperature; denormals would divide as zero
+    scores = (logits - logits[best]) / max(p.temperature, torch.finfo(torch.float32).tiny)
+    ids = None
     if p.top_k and p.top_k < scores.shape[-1]:
         scores, ids = scores.topk(p.top_k)
     probabilities = scores.softmax(dim=-1)
@@ -128,10 +124,12 @@ def _draw(logits: torch.Tensor, p: SamplingParams, generator: torch.Generator | 
         probabilities = probabilities * (probabilities >= p.min_p * probabilities.max())
     if p.top_p is not None and p.top_p < 1.0:
         ordered, order = probabilities.sort(descending=True)
-        # a token stays if the mass before it is short of top_p: the most probable one always does
-        ordered = ordered * (ordered.cumsum(0) - ordered < p.top_p * ordered.sum())
-        probabilities = torch.zeros_like(probabilities).scatter_(0, order, ordered)
-    choice = int(torch.multinomial(probabilities, 1, generator=generator))
+        # a token stays if the mass before it is short of top_p; the most probable one always does
+        keep = ordered.cumsum(0) - ordered < p.top_p * ordered.sum()
+        keep[0] = True
+        probabilities = torch.zeros_like(probabilities).scatter_(0, order, ordered * keep)
+    # generators live on the CPU: the same seed gives the same draws whatever the device
+    choice = int(torch.multinomial(probabilities.cpu(), 1, generator=generator))
     return choice if ids is None else int(ids[choice])
 
 

@@ -133,6 +133,11 @@ class Sequence:
         """Tokens generated so far."""
         return self.tokens[len(self.request.prompt) :]
 
+    @property
+    def num_generated(self) -> int:
+        """Number of tokens generated so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
     def enter(self, place: Place) -> None:
         """Start, or start again after a preemption, with what ``place`` holds computed."""
         self._place = place
@@ -157,10 +162,9 @@ class Sequence:
 
     def finish_reason(self) -> str | None:
         """Why it should end now: ``stop``, ``length`` or not at all."""
-        generated = self.generated
-        if self.text.stopped or (generated and generated[-1] in self.end_tokens):
+        if self.text.stopped or (self.num_generated and self.tokens[-1] in self.end_tokens):
             return "stop"
-        return "length" if len(generated) >= self.max_tokens else None
+        return "length" if self.num_generated >= self.max_tokens else None
 
     def output(self, reason: str, error: Exception | None = None) -> Output:
         """The whole, as it ended."""

@@ -82,7 +82,9 @@ class Step:
         rows: rows visible to each sequence's last token, one int64 tensor per sequence.
         new_rows: rows of the tokens of this forward, int64 ``[B * T]``; None in `KVMode.DISCARD`.
         tap: receives ``(layer, name, tensor)`` for queries, keys, values and gates, or None.
-        written: recurrent layers that have written their state.
+        convolved: recurrent layers that have written their conv state.
+        advanced: recurrent layers that have written their temporal state.
+        appended: attention layers that have handed their keys and values over.
         layer: index of the attention layer that updated last.
     """
 
@@ -92,7 +94,9 @@ class Step:
     rows: list[torch.Tensor]
     new_rows: torch.Tensor | None
     tap: Tap | None = None
-    written: set[int] = field(default_factory=set)
+    convolved: set[int] = field(default_factory=set)
+    advanced: set[int] = field(default_factory=set)
+    appended: set[int] = field(default_factory=set)
     layer: int = -1
 
     def update(
@@ -104,11 +108,13 @@ class Step:
             The same tensors. What attention reads comes from the pool.
         """
         self.layer = layer_idx
-        if self.new_rows is not None:
-            self.kv_pool.write(layer_idx, self.new_rows, _by_token(first), _by_token(second))
+        self.appended.add(layer_idx)
+        # a tap may end the forward: before anything of this layer is written
         if self.tap is not None:
             self.tap(layer_idx, "keys", first)
             self.tap(layer_idx, "values", second)
+        if self.new_rows is not None:
+            self.kv_pool.write(layer_idx, self.new_rows, _by_token(first), _by_token(second))
         return first, second
 
     def convolve(
@@ -116,6 +122,7 @@ class Step:
     ) -> torch.Tensor:
         """Causal convolution of ``x [B, T, C]`` with the layer's history, which it advances."""
         pool = self.slot_pool.conv(layer)
+        self.convolved.add(layer)
         if x.shape[1] == 1:
             return conv.step(pool, self.slots, x[:, 0], weight, bias, activation).unsqueeze(1)
         return conv.sequence(pool, self.slots, x, weight, bias, activation)
@@ -140,7 +147,7 @@ class Step:
             out = op.step(pool, self.slots, **one, **fixed).unsqueeze(1)
         else:
             out = op.sequence(pool, self.slots, **timed, **fixed)
-        self.written.add(layer)
+        self.advanced.add(layer)
         return out
 
 

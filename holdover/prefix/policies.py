@@ -85,8 +85,9 @@ class PromptTail(NoCheckpoints):
     """Keep a state just below the prompt's end, so that the same prompt again computes only its last tokens."""
 
     def prompt_depths(self, prompt: Prompt) -> Iterable[int]:
-        """The last aligned depth below the prompt's length."""
-        return ((prompt.length - 1) // ALIGNMENT * ALIGNMENT,)
+        """The last aligned depth below the prompt's length; for a short prompt, all but its last token."""
+        last = prompt.length - 1
+        return (last // ALIGNMENT * ALIGNMENT or last,)
 
 
 @dataclass(frozen=True)

@@ -109,12 +109,18 @@ def test_least_recently_used_leaf_gives_its_rows_first(used):
 
 
 def test_rows_that_lead_to_no_state_leave_before_older_rows_that_do():
-    world = served(PROMPTS[:3], slots=3, rows=9)
-    world.abort(world.open([*PROMPTS[0], 9]))
-    assert order(world) == [PROMPTS[2], PROMPTS[0]], "opening evicted the oldest state"
-    world.kv.free(world.cache.allocate_rows(1))
-    assert world.depths(PROMPTS[1]) == (0, 0)
-    assert world.depths([*PROMPTS[2], 9]) == (3, 3)
+    world = served(PROMPTS[:3], slots=4, rows=12)
+    sequence = world.open(PROMPTS[0], reuse=False)
+    world.run(sequence)
+    world.publish_rows(sequence)
+    assert order(world) == PROMPTS[:3], "rows are newer by now, the state is not"
+    world.cache.acquire_slot(LIVE).release()
+    assert order(world) == PROMPTS[1:3]
+    world.abort(sequence)
+    world.kv.free(world.cache.allocate_rows(4))
+    assert world.depths([*PROMPTS[0], 9]) == (0, 0)
+    assert world.depths([*PROMPTS[1], 9]) == (3, 3)
+    world.check()
 
 
 def test_a_branch_is_evicted_leaf_by_leaf_and_its_trunk_last():

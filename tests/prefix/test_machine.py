@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -160,4 +159,3 @@ class Tight(Histories):
 
 
 TestRoomy, TestTight = Roomy.TestCase, Tight.TestCase
-TestRoomy.settings = TestTight.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)

@@ -140,6 +140,22 @@ def test_rows_that_the_tree_had_already_replace_the_sequences_own():
     world.check()
 
 
+def test_tree_does_not_follow_the_publishers_list_of_rows():
+    world = World()
+    sequence = world.open(TEN)
+    world.run(sequence, TEN[:6])
+    given = sequence.rows
+    returned = world.cache.publish(sequence.hold, sequence.tokens, given, None)
+    sequence.rows = returned.clone()
+    given.zero_()
+    returned.zero_()
+    world.check()
+    # the same after a split, and for what a hold hands out
+    world.serve([*TEN[:3], 50])
+    sequence.hold.rows().zero_()
+    world.check()
+
+
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 import venv
 import zipfile
 from collections.abc import Iterable
@@ -14,11 +13,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from holdover import __version__ as VERSION
 from tests.project.paths import MODELS, PACKAGE, ROOT
 
 BUNDLED = "tiny-gdn"
 BUNDLED_BYTES = 12 * 2**20
-VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 
 # builds and installs; the work is disk, and disks are slow at times
 pytestmark = pytest.mark.timeout(900)

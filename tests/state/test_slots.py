@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from holdover.errors import CheckpointMismatchError
-from holdover.state import EXACT, SINK, SlotPool
+from holdover.state import EXACT, SINK, Lineage, SlotPool
 from holdover.state.key import key_of
 from tests.state.build import LAYOUTS, MIXED, UNIFORM, advance, assert_state_of, bytes_of, same_bytes
 
@@ -95,6 +95,19 @@ def test_copy_takes_bytes_and_record_and_touches_no_other_slot(layout):
     assert_state_of(pool, 3, [1, 1])
     assert pool.header(3) == pool.header(1) == header
     assert unchanged(pool, before)
+
+
+def test_lineage_travels_with_a_copy_and_ends_with_a_reset():
+    pool = painted()
+    pool._lineage[1] = lineage = Lineage("nr", 2)
+    pool.copy(1, 2)
+    assert pool.header(2).lineage == lineage
+    advance(pool, 2, [5])
+    assert pool.header(2).lineage == lineage
+    pool.copy(3, 1)
+    assert pool.header(1).lineage == EXACT
+    pool.reset(2, b"model")
+    assert pool.header(2).lineage == EXACT
 
 
 def test_batched_step_advances_each_slot_by_its_own_tokens():

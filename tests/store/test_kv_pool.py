@@ -45,6 +45,12 @@ def test_rows_are_neighbours_in_a_fresh_pool_and_never_the_sink():
     assert SINK_ROW not in range(1, 7)
 
 
+def test_rows_given_back_come_out_as_neighbours_again():
+    kv = pool()
+    kv.free(kv.allocate(4))
+    assert kv.allocate(3).tolist() == [1, 2, 3]
+
+
 @pytest.mark.parametrize("count", [-1, 4, 7])
 def test_allocating_what_is_not_there_takes_nothing(count):
     kv = pool()

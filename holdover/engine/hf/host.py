@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from holdover.arch.layout import ModelLayout
 from holdover.engine.hf import attention
-from holdover.engine.hf.mixers import MIXERS, install
+from holdover.engine.hf.mixers import MIXERS, check_runnable, install
 from holdover.engine.step import Step
 
 
@@ -28,9 +28,13 @@ class HostModel:
         model: a causal language model in eval mode, in its final dtype and place; it is changed in place and can no
             longer be run by itself.
         layout: its layout.
+
+    Raises:
+        UnsupportedArchitectureError: there is no mixer for its recurrent layers.
     """
 
     def __init__(self, model: PreTrainedModel, layout: ModelLayout) -> None:
+        check_runnable(layout)
         attention.register()
         model.set_attn_implementation(attention.NAME)
         install(model, [layer.index for layer in layout.state.layers], MIXERS)

@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 from holdover.arch.layout import ModelLayout
 from holdover.arch.registry import layout_from_config
 from holdover.engine.hf.host import HostModel
+from holdover.engine.hf.mixers import check_runnable
 from holdover.engine.hf.tokenizer import Tokenizer
 from holdover.engine.sampling import SamplingDefaults
 from holdover.errors import ConfigError, WeightsError
@@ -54,19 +55,20 @@ def load(model: str, *, dtype: str = "auto", device: str = "auto") -> Loaded:
 
     Raises:
         WeightsError: files are missing, truncated or not what their index says.
-        UnsupportedArchitectureError: the architecture is unknown or refused.
-        ConfigError: dtype or device cannot be had.
+        UnsupportedArchitectureError: the architecture is unknown or refused, or no mixer here computes it.
+        ConfigError: dtype or device cannot be had, or the model does not fit.
     """
     files = resolve(model)
     place = _device(device)
     layout = layout_from_config(files.config)
+    check_runnable(layout)
     dtype_name = _dtype(dtype, layout, place)
     check_files(files)
     layout = layout_from_config(files.config, dtype=dtype_name)
-    weights: Any = _load_weights(files, dtype_name)
-    host = HostModel(weights.to(place), layout)
+    # what is small first: loading the weights takes minutes
     tokenizer = Tokenizer(files.path)
     generation = _generation_config(files)
+    host = HostModel(_place(_load_weights(files, dtype_name), place), layout)
     return Loaded(
         name=model,
         host=host,
@@ -86,7 +88,8 @@ def _load_weights(files: ModelFiles, dtype: str) -> PreTrainedModel:
         model, info = loading(
             files.path, dtype=DTYPES[dtype], trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except Exception as error:
+        # the libraries below raise what they like
         raise WeightsError(f"{files.path} could not be loaded: {error}") from error
     finally:
         transformers_logging.set_verbosity(verbosity)
@@ -106,7 +109,20 @@ def _device(device: str) -> torch.device:
         raise ConfigError(f"device {device!r} is not a torch device: {error}") from None
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {device!r} was asked for, but torch finds no GPU")
+    try:
+        torch.zeros(1, device=place).item()
+    except Exception as error:
+        # an index too high, a backend that this torch was built without, a device without memory
+        raise ConfigError(f"device {device!r} cannot be used: {' '.join(str(error).split())[:200]}") from error
     return place
+
+
+def _place(model: Any, device: torch.device) -> PreTrainedModel:
+    try:
+        placed: PreTrainedModel = model.to(device)
+    except RuntimeError as error:
+        raise ConfigError(f"the model does not fit on {device}: {' '.join(str(error).split())[:200]}") from error
+    return placed
 
 
 def _dtype(dtype: str, layout: ModelLayout, device: torch.device) -> str:
@@ -123,7 +139,8 @@ def _generation_config(files: ModelFiles) -> dict[str, Any]:
         return {}
     try:
         loaded: dict[str, Any] = GenerationConfig.from_dict(json.loads(path.read_text("utf-8"))).to_dict()
-    except (ValueError, TypeError) as error:
+    except Exception as error:
+        # some values fail only where the library uses them
         raise ConfigError(f"{path} is not valid: {error}") from error
     return loaded
 

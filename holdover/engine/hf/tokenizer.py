@@ -16,12 +16,16 @@ class Tokenizer:
 
     Args:
         path: directory with the tokenizer's files.
+
+    Raises:
+        WeightsError: they are missing or broken.
     """
 
     def __init__(self, path: Path) -> None:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:
+            # the libraries below raise what they like, a bare Exception among it
             raise WeightsError(f"{path} has no usable tokenizer: {error}") from error
 
     @property

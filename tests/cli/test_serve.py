@@ -1,0 +1,131 @@
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from holdover.cli.serve import listen
+from holdover.errors import ConfigError
+from tests.cli.run import COMMAND, environment, error_line, invoke, process
+
+SMALL = ("--state-memory", "1MiB", "--kv-memory", "2MB", "--threads", "1")
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """A server's process and what it printed until it was ready."""
+    command = [*COMMAND, "serve", *arguments, *SMALL]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment(), text=True, **pipes) as running:  # type: ignore[call-overload]
+        try:
+            lines = []
+            for line in running.stdout:
+                lines.append(line.rstrip("\n"))
+                if line.startswith("try "):
+                    break
+            else:
+                raise AssertionError(f"it ended: {lines} {running.stderr.read()}")
+            yield running, lines
+        finally:
+            running.kill()
+
+
+def field(lines: list[str], name: str) -> str:
+    (found,) = (line.removeprefix(name).strip() for line in lines if line.startswith(f"{name} "))
+    return found
+
+
+def test_the_printed_line_works_and_ctrl_c_ends(model: Path) -> None:
+    with serving(str(model), "--port", "0", "--served-name", 'it\'s "mine"') as (running, lines):
+        assert lines[0] == f"loading {model}"
+        assert "qwen3_5" in field(lines, "model")
+        assert field(lines, "context").startswith("1,024 ")
+        assert "slots" in field(lines, "state")
+        assert "rows" in field(lines, "KV")
+        line = field(lines, "try")
+        assert line.startswith(f"curl {field(lines, 'ready at')}/v1/chat/completions ")
+        done = subprocess.run(["bash", "-c", f"{line} -fsS"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert '"chat.completion"' in done.stdout
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate()
+        assert (running.returncode, err) == (0, ""), out
+
+
+def test_sigterm_ends_with_a_stream_open(model: Path) -> None:
+    with serving(str(model), "--port", "0") as (running, lines):
+        body = {"model": "tiny-model", "prompt": "the cat", "max_tokens": 900, "ignore_eos": True, "stream": True}
+        url = f"{field(lines, 'ready at')}/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=60) as response:
+            next(response.iter_raw())
+            running.send_signal(signal.SIGTERM)
+            assert running.wait() == 0
+
+
+def test_signal_while_loading_ends(tmp_path: Path) -> None:
+    # a pipe in place of the configuration: the load waits there until somebody writes
+    os.mkfifo(tmp_path / "config.json")
+    command = [*COMMAND, "serve", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline().startswith(b"loading ")
+        running.send_signal(signal.SIGTERM)
+        out, err = running.communicate()
+        assert (running.returncode, err) == (0, b"")
+
+
+def test_port_in_use_is_known_before_loading() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = invoke("serve", "/no/such/model", "--port", str(port))
+    assert result.exit_code == 2
+    line = error_line(result.stderr)
+    assert f"port {port} of 127.0.0.1 is in use" in line
+    assert "--port" in line
+
+
+def test_two_servers_starting_at_once_do_not_both_get_the_port() -> None:
+    with listen("127.0.0.1", 0) as first, pytest.raises(ConfigError, match="in use"):
+        listen("127.0.0.1", first.getsockname()[1])
+
+
+def test_host_that_is_not_here() -> None:
+    for host in ("192.0.2.1", "no.such.host.invalid", "a" * 300):
+        result = invoke("serve", "/no/such/model", "--host", host, "--port", "0")
+        assert result.exit_code == 2
+        assert "--host" in error_line(result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (("--state-memory", "1KiB"), "raise --state-memory"),
+        (("--kv-memory", "10"), "raise --kv-memory"),
+        (("--state-memory", "lots"), "'lots' is no size"),
+        (("--max-running", "0"), "max_running must be at least 1"),
+        (("--chunk-size", "0"), "chunk_size must be at least 1"),
+        (("--max-context", "0"), "max_context must be at least 1"),
+        (("--dtype", "int3"), "int3"),
+        (("--device", "toaster"), "toaster"),
+    ],
+)
+def test_options_that_cannot_be(model: Path, options: tuple[str, str], part: str) -> None:
+    result = invoke("serve", str(model), "--port", "0", *options)
+    assert result.exit_code == 2
+    assert part in error_line(result.stderr)
+
+
+def test_truncated_weights(model: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(model, tmp_path / "broken")
+    weights = broken / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 100)
+    done = process("serve", str(broken), "--port", "0")
+    assert done.returncode == 2
+    assert "truncated" in error_line(done.stderr.decode())
+    assert done.stdout.decode() == f"loading {broken}\n"

@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from holdover.arch.registry import layout_from_config
+from holdover.weights.bundled import bundled_path
+from holdover.weights.check import check_files
+from holdover.weights.source import resolve
+
 if TYPE_CHECKING:
     from holdover.engine.engine import Engine
 
@@ -54,7 +59,8 @@ def load_engine(
     Raises:
         HoldoverError: the model or an option cannot be used.
     """
-    # its bars for downloads and weights would be drawn into ours
+    _check(model)
+    # the libraries' own bars for downloads and weights would be drawn into ours
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from holdover.engine.engine import Engine
@@ -74,3 +80,10 @@ def load_engine(
         max_running=max_running,
         chunk_size=chunk_size,
     )
+
+
+def _check(model: str) -> None:
+    """Refuse now what loading would refuse too, after the seconds that it takes to import torch."""
+    files = resolve(str(bundled_path(model) or model))
+    layout_from_config(files.config)
+    check_files(files)

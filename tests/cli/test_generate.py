@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from holdover import Engine, SamplingParams
-from tests.cli.run import error_line, invoke, process
+from tests.cli.run import error_line, invoke
 
 PROMPT = "the cat sat"
 
@@ -65,8 +65,3 @@ def test_refused_parameters(model: Path) -> None:
     result = invoke("generate", PROMPT, "--model", str(model), "--max-tokens", "0")
     assert result.exit_code == 2
     assert "max_tokens" in error_line(result.stderr)
-
-
-def test_as_a_process(model: Path) -> None:
-    done = process("generate", PROMPT, "--model", str(model), "--max-tokens", "3", PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stdout[-1:]) == (0, b"\n"), done.stderr

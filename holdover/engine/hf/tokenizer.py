@@ -46,6 +46,8 @@ class Tokenizer:
             RequestError: the text is not valid Unicode.
         """
         try:
+            # lone surrogates: the tokenizer's own error is one of type, and does not say so
+            text.encode()
             ids: list[int] = self._tokenizer.encode(text)
         except UnicodeEncodeError as error:
             raise RequestError(f"the prompt is not valid Unicode: {error.reason}", param="prompt") from None
@@ -73,6 +75,7 @@ class Tokenizer:
             text = self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True, **options
             )
+            text.encode()
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         except UnicodeEncodeError as error:
             raise RequestError(f"a message is not valid Unicode: {error.reason}", param="messages") from None

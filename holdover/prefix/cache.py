@@ -14,6 +14,7 @@ Ownership of a running sequence's rows::
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
@@ -27,6 +28,8 @@ from holdover.prefix.tree import Node, Root, Walk
 from holdover.state import CheckpointHeader
 from holdover.state.key import key_of
 from holdover.store import LRU, Balance, Checkpoint, KVPool, LeaseState, SlotAllocator, SlotLease, restore
+
+logger = logging.getLogger(__name__)
 
 
 class PrefixCache:
@@ -63,7 +66,8 @@ class PrefixCache:
     def open(self, namespace: bytes, tokens: Sequence[int], *, reuse: bool = True) -> Opened:
         """Start a sequence: claim the deepest match and lease a live slot with its state.
 
-        Mutates locks and both orders; may evict checkpoints. On any error nothing is held.
+        Mutates locks and both orders; may evict checkpoints. On any error nothing is held. A checkpoint whose bytes
+        turn out to be another state's is dropped and counted, and the next shallower one is resumed.
 
         Args:
             namespace: model and tenant that the tokens belong to.
@@ -72,24 +76,19 @@ class PrefixCache:
 
         Raises:
             CapacityError: every slot is live.
-            CheckpointMismatchError: the bytes found are not the state of exactly these tokens.
         """
         match = self.match(namespace, tokens) if reuse else Match(None, 0)
-        node = match.node or self.roots.setdefault(namespace, Root(namespace))
-        hold = Hold(node)
-        for ancestor in node.path():
-            ancestor.locks += 1
         try:
-            lease = self._live_slot(node, namespace, tokens)
-        except BaseException:
-            self.release(hold)
-            raise
-        # only the state that was consumed is refreshed: touching its ancestors' states too would keep every
-        # checkpoint of a shared prefix alive and push out those that are used
-        if match.node is not None and match.node.checkpoint is not None:
-            self.state_order.touch(match.node)
-        self._touch_rows(node)
-        return Opened(hold, lease, match)
+            return self._open(namespace, tokens, match)
+        except CheckpointMismatchError as error:
+            logger.error("a checkpoint was refused: %s", error)
+            self.counters["checkpoints_refused"] += 1
+        node = match.node
+        is_dropped = node is not None and _state_may_go(node)
+        if node is not None and is_dropped:
+            self._drop_state(node)
+        # what is pinned cannot be dropped, so it is passed over
+        return self.open(namespace, tokens, reuse=is_dropped)
 
     def release(self, hold: Hold) -> None:
         """Give a claim back. Mutates locks.
@@ -197,6 +196,23 @@ class PrefixCache:
         """Where the KV rows are; rows that a sequence owns itself count as locked."""
         cached = self.evictable_rows()
         return Balance(self.kv.num_free, cached, self.kv.num_rows - self.kv.num_free - cached, self.kv.num_rows)
+
+    def _open(self, namespace: bytes, tokens: Sequence[int], match: Match) -> Opened:
+        node = match.node or self.roots.setdefault(namespace, Root(namespace))
+        hold = Hold(node)
+        for ancestor in node.path():
+            ancestor.locks += 1
+        try:
+            lease = self._live_slot(node, namespace, tokens)
+        except BaseException:
+            self.release(hold)
+            raise
+        # only the state that was consumed is refreshed: touching its ancestors' states too would keep every
+        # checkpoint of a shared prefix alive and push out those that are used
+        if match.node is not None and match.node.checkpoint is not None:
+            self.state_order.touch(match.node)
+        self._touch_rows(node)
+        return Opened(hold, lease, match)
 
     def _live_slot(self, node: Node, namespace: bytes, tokens: Sequence[int]) -> SlotLease:
         """Lease a live slot holding the state at ``node``."""

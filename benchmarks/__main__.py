@@ -1,8 +1,7 @@
-"""Run benchmarks by name: ``python -m benchmarks embedded --quick``; without a name, list them."""
+"""Run a benchmark by name: ``python -m benchmarks embedded --quick``."""
 
-import runpy
 import sys
-from pathlib import Path
+from importlib import import_module
 
 NAMES = ("embedded",)
 
@@ -11,10 +10,10 @@ def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
         print(f"usage: python -m benchmarks {{{','.join(NAMES)}}} [flags]", file=sys.stderr)
         return 2
-    script = Path(__file__).with_name(f"{sys.argv[1]}.py")
-    sys.argv = [str(script), *sys.argv[2:]]
-    runpy.run_path(str(script), run_name="__main__")
-    return 0
+    name = sys.argv.pop(1)
+    sys.argv[0] = f"benchmarks {name}"
+    code: int = import_module(f"benchmarks.{name}").main()
+    return code
 
 
 if __name__ == "__main__":

@@ -20,12 +20,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+import holdover
+
 T = TypeVar("T")
 Row = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-console = Console()
+# a table that is piped to a file needs more than the 80 columns that rich then assumes
+console = Console() if Console().is_terminal else Console(width=120)
 
 
 @dataclass(frozen=True)
@@ -121,12 +124,12 @@ def machine() -> Row:
 
 def versions(*packages: str) -> Row:
     """Versions of Python, of what every benchmark runs on, and of further ``packages``."""
-    found: Row = {"python": platform.python_version()}
-    for package in ("torch", "transformers", "holdover", *packages):
+    found: Row = {"python": platform.python_version(), "holdover": holdover.__version__}
+    for package in ("torch", "transformers", *packages):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
-            found[package] = getattr(__import__(package), "__version__", None) if package == "holdover" else None
+            found[package] = None
     return found
 
 

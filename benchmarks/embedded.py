@@ -11,7 +11,7 @@ import multiprocessing
 import random
 import resource
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import common
-from benchmarks.arms import Answered, Arm, HoldoverArm, TransformersArm, holdover_engine
+from benchmarks.arms import Answered, Arm, HoldoverArm, Timed, TransformersArm, holdover_engine
 from benchmarks.common import Aim, Row
 from benchmarks.stopwatch import Stopwatch, public_methods
 from benchmarks.turns import Exchange, long_conversations
@@ -64,10 +64,10 @@ class Scale:
     prompts: tuple[int, ...] = (512, 1024, 2048)
     repeats: int = 9
     steps: int = 64
-    conversations: int = 8
+    conversations: int = 10
 
 
-QUICK = Scale(repeats=3, steps=24, conversations=2)
+QUICK = Scale(repeats=3, steps=24, conversations=1)
 # unequal on purpose; Transformers pads them to the longest
 BATCHES = {1: (256,), 8: tuple(range(64, 64 + 8 * 48, 48))}
 
@@ -92,31 +92,21 @@ def prefill(arms: dict[str, Arm], prompts: Prompts, scale: Scale) -> Iterator[Ro
     """Prompt tokens a second, one sequence, from nothing to the first token."""
     agreed = []
     for length in scale.prompts:
-        # both arms take the same prompts
-        queues = {name: iter(texts) for name, texts in _same(arms, prompts, [length], scale.repeats).items()}
-        runs = common.interleaved(
-            f"prefill of {length} tokens",
-            {name: lambda arm=arm, q=queues[name]: arm.first_token(next(q)[0]) for name, arm in arms.items()},
-            scale.repeats,
-        )
-        rates = {name: [length / (timed.stamps[-1] - timed.start) for timed in found] for name, found in runs.items()}
+        label = f"prefill of {length} tokens"
+        runs = _in_turn(label, arms, prompts, [length], scale, lambda arm, batch: arm.first_token(batch[0]))
         agreed += [a.tokens == b.tokens for a, b in zip(*runs.values(), strict=True)]
+        rates = {name: [length / timed.first for timed in found] for name, found in runs.items()}
         yield from _compared(f"prefill_{length}", "tokens/s", rates, Aim(2.0, at_least=True))
     yield {"engine": "holdover", "metric": "first_tokens_equal", "value": sum(agreed) / len(agreed), "n": len(agreed)}
 
 
 def decode(arms: dict[str, Arm], prompts: Prompts, scale: Scale) -> Iterator[Row]:
     """Tokens a second once every prompt of the batch is computed."""
-    for batch, lengths in BATCHES.items():
-        queues = {name: iter(texts) for name, texts in _same(arms, prompts, lengths, scale.repeats).items()}
-        runs = common.interleaved(
-            f"decode at batch {batch}",
-            {name: lambda arm=arm, q=queues[name]: arm.decode(next(q), scale.steps) for name, arm in arms.items()},
-            scale.repeats,
-        )
+    for size, lengths in BATCHES.items():
+        label = f"decode at batch {size}"
+        runs = _in_turn(label, arms, prompts, lengths, scale, lambda arm, batch: arm.decode(batch, scale.steps))
         rates = {name: [timed.decode_rate for timed in found] for name, found in runs.items()}
-        aim = Aim(1.5, at_least=True) if batch > 1 else None
-        yield from _compared(f"decode_batch_{batch}", "tokens/s", rates, aim)
+        yield from _compared(f"decode_batch_{size}", "tokens/s", rates, Aim(1.5, at_least=True) if size > 1 else None)
 
 
 def replay(arms: dict[str, Arm], conversations: Sequence[tuple[str, list[Exchange]]]) -> Iterator[Row]:
@@ -218,7 +208,7 @@ def show(rows: Sequence[Row]) -> None:
             *(_written(row, name) for name in ("p10", "p90", "p95")),
             row.get("unit", ""),
             row.get("aim", ""),
-            {True: "yes", False: "NO"}.get(row.get("met"), ""),
+            ("yes" if row["met"] else "NO") if "met" in row else "",
         )
         for row in rows
     ]
@@ -244,12 +234,23 @@ def main() -> int:
     return 0
 
 
-def _same(
-    arms: dict[str, Arm], prompts: Prompts, lengths: Sequence[int], repeats: int
-) -> dict[str, list[list[list[int]]]]:
-    """The batches of all rounds, the same for every arm."""
-    batches = [[prompts(length) for length in lengths] for _ in range(repeats + 1)]
-    return dict.fromkeys(arms, batches)
+def _in_turn(
+    label: str,
+    arms: dict[str, Arm],
+    prompts: Prompts,
+    lengths: Sequence[int],
+    scale: Scale,
+    run: Callable[[Arm, list[list[int]]], Timed],
+) -> dict[str, list[Timed]]:
+    """Run every arm on the same batches, a fresh one each round."""
+    warmup = 1
+    batches = [[prompts(length) for length in lengths] for _ in range(warmup + scale.repeats)]
+
+    def rounds(arm: Arm) -> Callable[[], Timed]:
+        left = iter(batches)
+        return lambda: run(arm, next(left))
+
+    return common.interleaved(label, {name: rounds(arm) for name, arm in arms.items()}, scale.repeats, warmup)
 
 
 def _compared(metric: str, unit: str, values: dict[str, list[float]], aim: Aim | None) -> Iterator[Row]:
@@ -270,7 +271,8 @@ def _judged(row: Row, aim: Aim | None) -> Row:
 @contextmanager
 def _measured() -> Iterator[list[float]]:
     """Share of the engine's steps within the block that is bookkeeping; in the list once the block ends."""
-    steps, books, share = Stopwatch(), Stopwatch(), []
+    steps, books = Stopwatch(), Stopwatch()
+    share: list[float] = []
     with steps.watching({EngineCore: ["step"]}), books.watching(BOOKKEEPING):
         yield share
     share.append(books.seconds / steps.seconds)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from holdover.engine.chat import render_chat
 from holdover.engine.hf.loader import Loaded
+from holdover.errors import RequestError
 from holdover.evaluation.traces import Conversation
 
 
@@ -44,7 +45,11 @@ def long_conversations(
 ) -> Iterator[tuple[str, list[Exchange]]]:
     """Conversations with at least one later exchange whose prompt's length is within ``history``."""
     for conversation in conversations:
-        found = exchanges(conversation, loaded, max_context)
+        try:
+            found = exchanges(conversation, loaded, max_context)
+        except RequestError:
+            # recorded conversations may begin with an answer, or hold two in a row: some templates refuse that
+            continue
         if any(len(exchange.prompt) in history for exchange in found[1:]):
             yield conversation.id, found
 

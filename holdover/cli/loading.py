@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 
 from holdover.arch.registry import layout_from_config
-from holdover.weights.bundled import bundled_path
 from holdover.weights.check import check_files
 from holdover.weights.source import resolve
 
@@ -84,6 +83,6 @@ def load_engine(
 
 def _check(model: str) -> None:
     """Refuse now what loading would refuse too, after the seconds that it takes to import torch."""
-    files = resolve(str(bundled_path(model) or model))
+    files = resolve(model)
     layout_from_config(files.config)
     check_files(files)

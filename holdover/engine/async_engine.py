@@ -133,6 +133,9 @@ class AsyncEngine:
                 result = function(self.engine.core)
             except Exception as error:
                 _send(refuse, error)
+            except BaseException as error:
+                _send(refuse, HoldoverError(f"the engine stopped: {error!r}"))
+                raise
             else:
                 _send(lambda value: loop.call_soon_threadsafe(resolve, value, None), result)
 

@@ -94,7 +94,7 @@ def _request_error(error: ValidationError) -> RequestError:
     param = ".".join(str(part) for part in first["loc"])
     # a check of our own says what is wrong better than the wrapper around it
     reason = str(first.get("ctx", {}).get("error", "")) or first["msg"]
-    more = f" (and {len(errors) - 1} more fields are wrong)" if len(errors) > 1 else ""
+    more = f" (further problems: {len(errors) - 1})" if len(errors) > 1 else ""
     return RequestError(f"{param}: {reason}{more}", param=param or None)
 
 

@@ -21,6 +21,7 @@ from holdover.server.sse import DONE, EventStream, event
 from holdover.server.wire import json_response, wait_for_disconnect
 
 T = TypeVar("T")
+_WORKERS = 4
 
 
 class Service:
@@ -35,9 +36,8 @@ class Service:
         self.engine = engine
         self.model_name = model_name
         self.metrics = Metrics()
-        # tokenizing megabytes takes seconds, which the event loop must not; a second thread would only compete with
-        # the engine's
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdover-prepare")
+        # tokenizing megabytes takes seconds, in which neither the event loop nor shorter requests may wait
+        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="holdover-prepare")
 
     @property
     def token_text(self) -> Callable[[int], str]:
@@ -62,7 +62,7 @@ class Service:
             RequestError: the engine cannot run it.
         """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, asked.sequence, self.engine, sequence_id)
+        return await loop.run_in_executor(self._workers, asked.sequence, self.engine, sequence_id)
 
     async def answer(self, request: Request, sequence: Sequence, shape: Shape, *, stream: bool) -> Response:
         """Run a sequence and answer; when the client goes away, the sequence is aborted.
@@ -75,12 +75,12 @@ class Service:
         if stream:
             # a failure up to the first token still has a status of its own
             first = await _while_connected(request, anext(updates))
-            return EventStream(self._events(request, first, updates, shape))
+            return EventStream(self._events(request, first, updates, shape), source=updates)
         return json_response(shape.whole(await _while_connected(request, _last(updates))))
 
     def close(self) -> None:
         """Stop the engine. Blocks until its step in progress ends."""
-        self._worker.shutdown(cancel_futures=True)
+        self._workers.shutdown(cancel_futures=True)
         self.engine.close()
 
     async def _run(self, sequence: Sequence) -> AsyncGenerator[Update]:
@@ -92,9 +92,9 @@ class Service:
                     self.metrics.count_tokens(len(update.token_ids))
                     if update.output is not None:
                         outcome = update.output.finish_reason
-                        self.metrics.observe(update.output)
                         if update.output.error is not None:
                             raise update.output.error
+                        self.metrics.observe(update.output)
                     yield update
         except Exception:
             outcome = "error"
@@ -105,18 +105,17 @@ class Service:
     async def _events(
         self, request: Request, first: Update, updates: AsyncGenerator[Update], shape: Shape
     ) -> AsyncGenerator[bytes]:
-        async with aclosing(updates):
-            try:
-                for chunk in shape.chunks(first):
+        try:
+            for chunk in shape.chunks(first):
+                yield event(chunk)
+            async for update in updates:
+                for chunk in shape.chunks(update):
                     yield event(chunk)
-                async for update in updates:
-                    for chunk in shape.chunks(update):
-                        yield event(chunk)
-            except Exception as error:
-                # the status has been sent: what is left is to say it in the stream, which then ends without [DONE]
-                yield event(as_api_error(error, request.state.request_id).body)
-                return
-        yield DONE
+        except Exception as error:
+            # the status has been sent: what is left is to say it in the stream, which then ends without [DONE]
+            yield event(as_api_error(error, request.state.request_id).body)
+        else:
+            yield DONE
 
 
 async def _last(updates: AsyncGenerator[Update]) -> Output:

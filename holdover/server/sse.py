@@ -20,17 +20,21 @@ def event(body: Json) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """Streams ``events``.
+    """Streams ``events``, and closes ``source``, from which they are made, however the response ends.
 
-    A client that goes away while an event is being sent cancels the response at a point where the generator does not
-    run, and so does not notice: it is closed here, so that the request behind it is always given up.
+    A client that goes away cancels the response, often where neither generator runs and so neither notices; the
+    first may not even have begun, and then closing it would not reach the second.
+
+    Args:
+        events: what is sent.
+        source: what ``events`` draws on.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], source: AsyncGenerator[object]) -> None:
         # proxies would otherwise collect events before passing them on
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._events = events
+        self._generators = (events, source)
 
     async def __call__(
         self,
@@ -42,4 +46,5 @@ class EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._events.aclose()
+            for generator in self._generators:
+                await generator.aclose()

@@ -55,6 +55,8 @@ class ToyHost:
 
     layout = LAYOUT
     device = torch.device("cpu")
+    # whether reading poison is an error of its own
+    check = True
 
     def __init__(self) -> None:
         self.forwards = 0
@@ -70,15 +72,14 @@ class ToyHost:
         mixed = torch.stack([self._attend(step, rows, tokens.shape[1]) for rows in step.rows])
         self.rows_read.append(sum(len(rows) for rows in step.rows))
         mix = state + 7 * window + mixed
-        assert mix.isfinite().all(), "poison was read"
-        out = _TABLE[mix.long() % _PRIME]
+        assert mix.isfinite().all() or not self.check, "poison was read"
+        out = _TABLE[mix.nan_to_num().long() % _PRIME]
         return out if logits is None else out[:, -logits:]
 
-    @staticmethod
-    def _attend(step: Step, rows: torch.Tensor, count: int) -> torch.Tensor:
+    def _attend(self, step: Step, rows: torch.Tensor, count: int) -> torch.Tensor:
         keys, values = (plane[rows, 0, 0] for plane in step.kv_pool.planes(1))
         order = torch.arange(1, len(rows) + 1)
-        assert torch.equal(values, order.float()), "attention reads the rows of other positions"
+        assert torch.equal(values, order.float()) or not self.check, "attention reads the rows of other positions"
         return (keys * order).cumsum(0)[-count:]
 
 

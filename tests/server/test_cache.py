@@ -67,5 +67,5 @@ def test_evicted_state_is_named(server: Live) -> None:
         server.complete(f"{number} cats", max_tokens=1)
     answer = server.complete(LONG)
     assert cached(answer) == 0
-    assert "no checkpoint of the state is left" in reason(answer)
+    assert "but no checkpoint of the state" in reason(answer)
     assert answer.model_extra["holdover"]["cache"]["kv_depth"] > 0

@@ -1,8 +1,11 @@
-"""README's examples that need a server, run against one."""
+"""README's blocks and the examples that need a server, run against one."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from tests.project.paths import ROOT
 from tests.project.readme import block, console_lines
@@ -21,17 +24,26 @@ def test_curl(server: Live) -> None:
     assert '"chat.completion"' in done.stdout
 
 
-def test_client(server: Live) -> None:
-    code = block("python", "client").code
+def run(code: str, server: Live) -> str:
+    """Run Python that talks to the published address, on this server; what it printed."""
     assert PUBLISHED in code
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code.replace(PUBLISHED, server.url)],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", code.replace(PUBLISHED, server.url)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "prompt tokens came from the cache" in done.stdout
-    assert "miss: " in done.stdout
+    return done.stdout
+
+
+def test_client(server: Live) -> None:
+    printed = run(block("python", "client").code, server)
+    assert "prompt tokens came from the cache" in printed
+    assert "miss: " in printed
+
+
+def clients() -> list[Path]:
+    return [path for path in sorted((ROOT / "examples").glob("*.py")) if "base_url" in path.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("example", clients(), ids=lambda path: path.name)
+def test_examples(example: Path, server: Live) -> None:
+    assert "hit: " in run(example.read_text("utf-8"), server)

@@ -27,6 +27,9 @@ class Tokenizer:
         except Exception as error:
             # the libraries below raise what they like, a bare Exception among it
             raise WeightsError(f"{path} has no usable tokenizer: {error}") from error
+        # without its files, some classes come up with an empty vocabulary and say nothing
+        if not self._tokenizer.encode("a", add_special_tokens=False):
+            raise WeightsError(f"{path} has no usable tokenizer: its vocabulary is empty; is tokenizer.json missing?")
 
     @property
     def has_chat_template(self) -> bool:

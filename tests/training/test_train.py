@@ -1,0 +1,114 @@
+"""The trainer and its batches, on data made here."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from tests.training import MODEL
+from training.batches import ANSWER, NONE, PROMPT, TEXT, Builder
+from training.export import export
+from training.tasks import NOISE
+from training.train import Options, Trainer, optimizer_for, schedule, span_accuracy
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A data folder in the trainer's form: random text tokens, plain sentences, the bundled tokenizer."""
+    root = tmp_path_factory.mktemp("data")
+    (root / "tokens").mkdir()
+    np.random.default_rng(0).integers(3, 4096, 20_000).astype(np.uint16).tofile(root / "tokens" / "train.bin")
+    for name in ("train", "held_out"):
+        (root / "tokens" / f"filler_{name}.txt").write_text("\n".join(NOISE))
+    row = {"text": "The mill stands near the river.", "pairs": [["Where does the mill stand?", "near the river"]]}
+    (root / "tokens" / "questions.jsonl").write_text(json.dumps(row) + "\n")
+    (root / "tokenizer").mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(MODEL / name, root / "tokenizer" / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def builder(data):
+    return Builder(data, seed=0)
+
+
+def options(out, data, **more):
+    return Options(out, data, size="micro", steps=4, tokens=256, **more)
+
+
+def test_batches_are_functions_of_their_number(builder):
+    a, b, c = (builder.training(number, 2048, {512: 1.0}) for number in (3, 3, 4))
+    assert np.array_equal(a.ids, b.ids)
+    assert np.array_equal(a.kinds, b.kinds)
+    assert not np.array_equal(a.ids, c.ids)
+    assert a.length == 512
+    assert (a.kinds.reshape(-1, 512)[:, -1] == NONE).all()
+    assert {TEXT, PROMPT, ANSWER} <= set(a.kinds.tolist())
+
+
+def test_answer_kinds_mark_the_answers(builder):
+    batch = builder.validation(0, 2048)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    for ids, kinds in zip(batch.ids.reshape(-1, batch.length), batch.kinds.reshape(-1, batch.length), strict=True):
+        at = np.flatnonzero(kinds == ANSWER) + 1
+        answer = tokenizer.decode(ids[at])
+        assert answer.endswith("<|im_end|>")
+        assert tokenizer.decode(ids).split("<|im_start|>assistant\n")[-1].startswith(answer)
+
+
+def test_a_row_is_exact_only_if_every_answer_token_is_right():
+    kinds = np.array([[PROMPT, ANSWER, ANSWER], [NONE, ANSWER, ANSWER]])
+    right = np.array([[False, True, True], [True, True, False]])
+    assert span_accuracy(right, kinds).tolist() == [True, False]
+
+
+def test_a_resumed_run_is_bit_identical(data, builder, tmp_path):
+    torch.set_num_threads(1)
+    batches = [builder.training(number, 256, {256: 1.0}) for number in range(4)]
+    whole = Trainer(options(tmp_path / "whole", data))
+    for batch in batches:
+        whole.train_step(batch)
+    half = Trainer(options(tmp_path / "halves", data))
+    for batch in batches[:2]:
+        half.train_step(batch)
+    half.save()
+    rest = Trainer(options(tmp_path / "halves", data, resume=True))
+    assert rest.step == 2
+    for batch in batches[2:]:
+        rest.train_step(batch)
+    for (name, a), b in zip(whole.model.state_dict().items(), rest.model.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_a_saved_run_exports_to_a_loadable_model(data, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    trainer = Trainer(Options(tmp_path / "run", data, size="micro", steps=1))
+    trainer.save()
+    export(tmp_path / "run" / "weights.safetensors", tmp_path / "model", size="micro", tokenizer_at=MODEL)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(tensor.bfloat16().float(), loaded.state_dict()[name]), name
+
+
+def test_the_rate_rises_and_falls():
+    assert schedule(0, 0.0) < 0.01
+    assert schedule(1000, 0.3) == 1.0
+    assert schedule(1000, 1.0) == pytest.approx(0.01)
+
+
+def test_decays_and_norms_get_no_weight_decay(data, tmp_path):
+    model = Trainer(options(tmp_path, data)).model
+    free = {
+        id(p) for group in optimizer_for(model, 1e-3).param_groups if not group["weight_decay"] for p in group["params"]
+    }
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in free}
+    assert all(
+        name in names for name, _ in model.named_parameters() if any(x in name for x in ("norm", "A_log", "dt_bias"))
+    )
+    assert not any("proj" in name for name in names)

@@ -120,7 +120,7 @@ def _summary(engine: Engine, name: str, listener: socket.socket) -> list[str]:
     layout, cache = engine.loaded.host.layout, engine.core.cache
     slots, rows = cache.slots.pool, cache.kv
     return [
-        f"model      {name} ({layout.architecture}, {layout.dtype}, {engine.loaded.host.device})",
+        f"model      {name} ({layout.architecture}, {layout.state.conv_dtype}, {engine.loaded.host.device})",
         f"context    {engine.prepare.max_context:,} tokens",
         f"state      {slots.num_slots:,} slots, {_mib(slots.nbytes)}",
         f"KV         {rows.num_rows:,} rows, {_mib(rows.nbytes)}",

@@ -13,7 +13,8 @@ from holdover.engine.async_engine import AsyncEngine
 from holdover.errors import RequestError
 from holdover.server.errors import ApiError, as_api_error
 from holdover.server.middleware import RequestId
-from holdover.server.schemas import ChatRequest, CompletionRequest, GenerationRequest, parse
+from holdover.server.parsing import parse
+from holdover.server.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from holdover.server.service import Service
 from holdover.server.shapes import ChatShape, CompletionShape, Shape
 from holdover.server.wire import Json, json_response, read_object

@@ -13,9 +13,9 @@ never share cached state) and ``use_cache`` (false to neither resume from the ca
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from holdover.engine.async_engine import AsyncEngine
 from holdover.engine.sampling import SamplingParams
@@ -26,76 +26,8 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 4
 DEFAULT_COMPLETION_TOKENS = 16
 
-# fields that no answer depends on here
-_IGNORED = frozenset(
-    {
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-    }
-)
-# fields that are not implemented, with the values that ask for nothing
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-    "moderation": (),
-    "n": (1,),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "verbosity": (),
-    "web_search_options": (),
-}
 # parts of a message, as clients send replies back to us
 _UNSUPPORTED_IN_MESSAGE = frozenset({"annotations", "audio", "function_call", "refusal", "tool_call_id", "tool_calls"})
-Request = TypeVar("Request", bound="GenerationRequest")
-
-
-def parse(model: type[Request], data: dict[str, Any]) -> Request:
-    """Check ``data`` against ``model``.
-
-    Raises:
-        RequestError: a field is unknown, not supported, missing or of the wrong kind; the message names it.
-    """
-    known = {name: value for name, value in data.items() if value is not None and name not in _IGNORED}
-    for name in [name for name in known if name not in model.model_fields]:
-        value = known.pop(name)
-        if name not in _UNSUPPORTED:
-            raise RequestError(f"unknown field: {name}", param=name, code="unknown_parameter")
-        if value not in _UNSUPPORTED[name]:
-            neutral = " or ".join(map(repr, _UNSUPPORTED[name])) or "null"
-            raise RequestError(
-                f"{name} is not supported: leave it out or use {neutral}", param=name, code="unsupported_parameter"
-            )
-    try:
-        return model.model_validate(known)
-    except ValidationError as error:
-        raise _request_error(error) from None
-
-
-def _request_error(error: ValidationError) -> RequestError:
-    errors = error.errors(include_url=False, include_input=False)
-    first = errors[0]
-    param = ".".join(str(part) for part in first["loc"])
-    # a check of our own says what is wrong better than the wrapper around it
-    reason = str(first.get("ctx", {}).get("error", "")) or first["msg"]
-    more = f" (further problems: {len(errors) - 1})" if len(errors) > 1 else ""
-    return RequestError(f"{param}: {reason}{more}", param=param or None)
 
 
 def _stops(value: object) -> object:

@@ -91,7 +91,7 @@ def test_digits_are_single_tokens(tokenizer):
 
 
 def test_scoring_counts_whole_conversations(tokenizer):
-    found = cases(tokenizer, 4, seed=3, data=None, lengths=(256,), tasks=("needle", "multiturn"))
+    found = cases(tokenizer, 12, seed=3, data=None, lengths=(256,), tasks=("needle", "multiturn"))
     answers = {render(case.messages[: at + 1]): m for case in found for at, m in enumerate(case.messages)}
     histories = []
 

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 import torch
 
 from holdover.engine.report import explain
-from holdover.engine.request import Output, Request, Update
+from holdover.engine.request import Output, Update
+from holdover.engine.residence import Residence
 from holdover.engine.runner import Runner
 from holdover.engine.sampling import choose, logprobs_of
-from holdover.engine.sequence import Place, Sequence
+from holdover.engine.sequence import Sequence
 from holdover.engine.stats import EngineStats
 from holdover.engine.step import Span
 from holdover.errors import CapacityError, HoldoverError, RequestError
-from holdover.prefix import PrefixCache, check_integrity
+from holdover.prefix import PrefixCache
 from holdover.prefix.policies import DEFAULT_POLICY, CheckpointPolicy, Prompt
-from holdover.store import LeaseState
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class EngineCore:
         self.limits = limits
         self.policy = policy
         self.stats = EngineStats()
+        self._residence = Residence(cache)
         self._waiting: deque[Sequence] = deque()
         # oldest first: the last one is the first to be preempted
         self._running: list[Sequence] = []
@@ -119,22 +120,15 @@ class EngineCore:
         Raises:
             IntegrityError: with the ids of what leaked.
         """
-        places = [s.place for s in self._running]
-        check_integrity(
-            self.cache,
-            [p.hold for p in places],
-            owned_rows=sum(p.owned_rows for p in places),
-            live_slots=len(places),
-        )
+        self._residence.check_integrity(s.place for s in self._running)
 
     def _admit(self) -> Iterator[Update]:
         while self._waiting and len(self._running) < self.limits.max_running:
             sequence = self._waiting[0]
-            if self._running and not self._has_room(sequence):
+            if self._running and not self._residence.has_room(sequence):
                 return
             try:
-                opened = self.cache.open(sequence.namespace, sequence.tokens, reuse=_may_resume(sequence.request))
-                sequence.enter(Place.of(opened))
+                match = self._residence.enter(sequence)
             except CapacityError as error:
                 if self._running:
                     return
@@ -147,18 +141,10 @@ class EngineCore:
             self._waiting.popleft()
             self._running.append(sequence)
             if sequence.cache is None:
-                sequence.cache = explain(sequence.request, opened.match)
+                sequence.cache = explain(sequence.request, match)
                 self.stats.prompt_tokens += len(sequence.request.prompt)
                 self.stats.hit_tokens += sequence.computed
-            sequence.checkpoint_depths = self._wanted_depths(sequence, opened.match.kv_depth)
-
-    def _has_room(self, sequence: Sequence) -> bool:
-        """Whether the rows that the sequence needs now can be had without taking any from a running one."""
-        match = self.cache.match(sequence.namespace, sequence.tokens)
-        resumed = match.state_depth if _may_resume(sequence.request) else 0
-        kept = sum(len(n.tokens) for n in match.node.path() if not n.locks) if match.node and resumed else 0
-        available = self.cache.kv.num_free + self.cache.evictable_rows() - kept
-        return len(sequence.tokens) - resumed + 1 <= available
+            sequence.checkpoint_depths = self._wanted_depths(sequence, match.kv_depth)
 
     def _wanted_depths(self, sequence: Sequence, kv_depth: int) -> tuple[int, ...]:
         request = sequence.request
@@ -218,11 +204,8 @@ class EngineCore:
         if not sequence.is_running:
             return False
         while True:
-            # a step that was interrupted after this one's rows were reserved left them here
-            missing = sequence.computed + count - len(sequence.place.rows)
             try:
-                if missing > 0:
-                    sequence.place.rows.append(self.cache.allocate_rows(missing))
+                self._residence.grow(sequence, count)
                 return True
             except CapacityError:
                 victim = self._running[-1]
@@ -236,7 +219,7 @@ class EngineCore:
         self._running.remove(sequence)
         # before anything that can be interrupted: a request is always in one of the two
         self._waiting.appendleft(sequence)
-        self._close(sequence, keep=sequence.request.use_cache)
+        self._residence.leave(sequence, keep=sequence.request.use_cache)
 
     def _choose(self, sequences: list[Sequence], logits: torch.Tensor) -> list[Update]:
         """Give every sequence that has nothing left to compute its next token."""
@@ -280,7 +263,7 @@ class EngineCore:
             if not self._wants_checkpoint(sequence):
                 continue
             try:
-                self._checkpoint(sequence)
+                self._residence.keep_state(sequence)
             except Exception as error:
                 # an optional checkpoint never stops a request
                 self.stats.checkpoints_skipped += 1
@@ -297,18 +280,6 @@ class EngineCore:
             return False
         return not self.cache.has_state(sequence.namespace, sequence.tokens[:depth])
 
-    def _checkpoint(self, sequence: Sequence) -> None:
-        """Copy a running sequence's state into the cache."""
-        depth, place = sequence.computed, sequence.place
-        lease = self.cache.acquire_slot(LeaseState.CACHED)
-        try:
-            self.cache.slots.pool.copy(place.lease.slot, lease.slot)
-            rows = self.cache.publish(place.hold, sequence.tokens[:depth], place.rows.view(end=depth), lease)
-        except BaseException:
-            lease.release()
-            raise
-        place.rows.replace_prefix(rows)
-
     def _end_all(self, sequences: list[Sequence], error: Exception | None = None) -> list[Update]:
         """End those that have not ended yet."""
         return [self._end(s, "error", error) for s in sequences if s.is_running]
@@ -318,37 +289,13 @@ class EngineCore:
         if sequence.is_running:
             self._running.remove(sequence)
             keep = sequence.request.use_cache and self.policy.at_end() and reason != "error"
-            self._close(sequence, keep=keep)
+            self._residence.leave(sequence, keep=keep)
         else:
             self._waiting.remove(sequence)
         sequence.text.finish()
         self.stats.failed += reason == "error"
         output: Output = sequence.output(reason, error)
         return Update(sequence.request.id, output=output)
-
-    def _close(self, sequence: Sequence, *, keep: bool) -> None:
-        """Give a place up; with ``keep``, its state and rows move to the cache instead of being freed."""
-        tokens = sequence.tokens[: sequence.computed]
-        place = sequence.leave()
-        # rows of a step that failed, or that was reserved and not run
-        if len(unused := place.rows.truncate(max(len(tokens), place.hold.depth))):
-            self.cache.kv.free(unused)
-        try:
-            if keep and tokens and self.cache.slots.pool.is_whole(place.lease.slot):
-                self._donate(place, tokens)
-        except Exception:
-            logger.exception("state at depth %d was not kept", len(tokens))
-        finally:
-            if place.lease.is_held:
-                if place.owned_rows:
-                    self.cache.kv.free(place.rows.view(place.hold.depth))
-                place.lease.release()
-            self.cache.release(place.hold)
-
-    def _donate(self, place: Place, tokens: list[int]) -> None:
-        """Move a place's slot and rows to the cache. If it raises, nothing was moved."""
-        place.lease = place.lease.move(LeaseState.CACHED)
-        self.cache.publish(place.hold, tokens, place.rows.view(), place.lease)
 
     def _count(self, sequences: int, count: int) -> None:
         if count == 1:
@@ -357,10 +304,6 @@ class EngineCore:
         else:
             self.stats.prefill_forwards += 1
             self.stats.prefill_tokens += count
-
-
-def _may_resume(request: Request) -> bool:
-    return request.use_cache and request.params.prompt_logprobs is None
 
 
 def _span(sequence: Sequence, count: int) -> Span:

@@ -124,6 +124,11 @@ class Sequence:
         return self._place is not None
 
     @property
+    def may_resume(self) -> bool:
+        """Whether it may start from a cached state: prompt logprobs need every prompt token computed."""
+        return self.request.use_cache and self.request.params.prompt_logprobs is None
+
+    @property
     def remaining(self) -> int:
         """Tokens known but not computed; 1 while decoding."""
         return len(self.tokens) - self.computed

@@ -114,7 +114,9 @@ def test_leaving_a_stream_early_aborts(engine: Engine, taken: int) -> None:
 
 def test_streams_read_in_turn(engine: Engine) -> None:
     """A step made for one advances the other: neither may lose what the other's steps gave it."""
-    streams = [engine.stream(prompt, SamplingParams(max_tokens=n)) for prompt, n in zip(prompts(3), (3, 9, 6), strict=True)]
+    streams = [
+        engine.stream(prompt, SamplingParams(max_tokens=n)) for prompt, n in zip(prompts(3), (3, 9, 6), strict=True)
+    ]
     ends = []
     for updates in zip_longest(*streams):
         ends += [update.output for update in updates if update is not None and update.output is not None]

@@ -67,7 +67,7 @@ def test_every_n(name: str) -> None:
     whole = output.prompt_token_ids + output.token_ids
     # during decoding too; tokens that differ from the next depth on
     for depth in (8, 16, 24, 32, 40):
-        other = whole[:depth] + ((whole[depth] + 1) % VOCAB,)
+        other = (*whole[:depth], (whole[depth] + 1) % VOCAB)
         assert_hit(bench, bench.serve(other, tokens=2), depth=depth, kv_depth=depth)
 
 
@@ -81,28 +81,25 @@ DEPTHS = (1, 2, 3, 5, 13, 29, 63, 64, 65)
 
 
 def test_wanted_depths(name: str) -> None:
-    bench = Bench(name, slots=16)
+    bench = Bench(name, slots=40)
     prompt = prompt_of(70)
     assert_hit(bench, bench.serve(prompt, request={"checkpoint_at": (-1, 0, *DEPTHS, 71, 10**9)}), 0, 0)
-    for depth in DEPTHS:
+    for i, depth in enumerate(DEPTHS):
         assert bench.cache.has_state(bench.prepare.namespace(""), prompt[:depth])
-        # one token above the state, or more than the window
-        for added in (1, 6):
-            other = prompt[:depth] + tuple((token + 1) % VOCAB for token in prompt[depth : depth + added])
-            output = bench.serve(other, tokens=2, request={"use_cache": True})
-            assert_hit(bench, output, depth=depth, kv_depth=depth if added == 1 else depth + 1)
+        # one token above the state, or more than the window; either leaves what is cached at once
+        added = (1, 6)[i % 2]
+        other = prompt[:depth] + tuple((token + 1) % VOCAB for token in prompt[depth : depth + added])
+        assert_hit(bench, bench.serve(other, tokens=2), depth=depth, kv_depth=depth)
 
 
 def test_concurrent_requests_share_a_prefix(name: str) -> None:
     bench = Bench(name)
     prompt = prompt_of(30)
     bench.serve(prompt, request={"checkpoint_at": (13, 25)})
-    for depth in (20, 20, 26, 30, 30):
-        bench.add(prompt[:depth])
+    ids = [bench.add(prompt[:depth]) for depth in (20, 20, 26, 30, 30)]
     bench.run()
     bench.assert_all_greedy()
-    resumed = [output.cache.state_depth for output in bench.outputs.values()]
-    assert resumed == [0, 13, 13, 25, 25, 25]
+    assert [bench.outputs[one].cache.state_depth for one in ids] == [13, 13, 25, 25, 25]
 
 
 def test_salts_share_nothing(name: str) -> None:

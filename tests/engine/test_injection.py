@@ -125,7 +125,7 @@ def test_an_interrupt(owner: type, method: str) -> None:
 @pytest.mark.parametrize("method", ["copy", "begin", "commit", "reset"])
 def test_what_is_left_after_a_fault_can_be_resumed(method: str) -> None:
     """A torn slot is never donated: the same prompts again equal the reference."""
-    for at in range(12):
+    for at in range(0, 12, 2):
         bench = bench_with_requests()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(SlotPool, method, failing(getattr(SlotPool, method), at, RuntimeError("injected")))
@@ -142,7 +142,9 @@ def skip_convolve(step: Step, layer: int, x: torch.Tensor, *_) -> torch.Tensor:
     return x
 
 
-def skip_update(step: Step, first: torch.Tensor, second: torch.Tensor, layer: int, *_, **__) -> tuple[torch.Tensor, ...]:
+def skip_update(
+    step: Step, first: torch.Tensor, second: torch.Tensor, layer: int, *_, **__
+) -> tuple[torch.Tensor, ...]:
     step.layer = layer
     return first, second
 

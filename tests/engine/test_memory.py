@@ -114,9 +114,7 @@ def test_options_below_one_are_refused(name: str, value: int) -> None:
 )
 def test_the_context_is_the_least_of_three(rows: int, wanted: int | None, context: int) -> None:
     host = host_of(TOY)
-    options = EngineOptions(
-        state_memory=1 << 10, kv_memory=KVPool.bytes_for(host.layout.kv, rows), max_context=wanted
-    )
+    options = EngineOptions(state_memory=1 << 10, kv_memory=KVPool.bytes_for(host.layout.kv, rows), max_context=wanted)
     assert build_core(host, options)[1] == context
 
 

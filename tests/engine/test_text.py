@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +38,7 @@ def stream(pieces: list[bytes], stop=(), *, strip: bool = False) -> tuple[list[s
 def cut(data: bytes, cuts: list[int]) -> list[bytes]:
     """``data`` in pieces that end at ``cuts``."""
     ends = [0, *sorted({c % (len(data) + 1) for c in cuts}), len(data)]
-    return [data[a:b] for a, b in zip(ends, ends[1:], strict=False) if a < b]
+    return [data[a:b] for a, b in pairwise(ends) if a < b]
 
 
 @given(

@@ -164,7 +164,7 @@ def _work(
 
 
 class Stream:
-    """Batches made by ``workers`` processes: ``validation`` first, then ``training`` batches from number ``first`` on."""
+    """Batches made by ``workers`` processes: ``validation`` first, then ``training`` from number ``first`` on."""
 
     def __init__(
         self,

@@ -85,11 +85,18 @@ def main() -> None:
             torch.cuda.reset_peak_memory_stats()
             first, later = step_time(forward, tokens, length)
             rate, memory = tokens / later / 1e3, torch.cuda.max_memory_allocated() / 2**30
-            print(f"compiled={compiled} {tokens}x{length}: first {first:.1f} s, {later:.1f} ms, {rate:.2f} M tok/s, {memory:.1f} GiB", flush=True)
+            print(
+                f"compiled={compiled} {tokens}x{length}: first {first:.1f} s, {later:.1f} ms, "
+                f"{rate:.2f} M tok/s, {memory:.1f} GiB",
+                flush=True,
+            )
             if options.profile and compiled and length == 2048 and tokens == 131072:
                 with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
                     step_time(forward, tokens, length, 2)
-                print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=22, max_name_column_width=70), flush=True)
+                print(
+                    profile.key_averages().table(sort_by="cuda_time_total", row_limit=22, max_name_column_width=70),
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import unicodedata
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 DATA = Path(__file__).parent / "data"
 DEBIAN = ["python3.11-doc", "debian-handbook", "linux-doc-6.1", "postgresql-doc-15", "rust-doc"]
@@ -50,14 +51,26 @@ _HTML_TREES = {
     ],
 }
 _LINUX = f"linux-doc-6.1/{_DOC}/linux-doc-6.1/Documentation"
-_ASCII = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "...", " ": " ", "¶": ""})
+_ASCII = str.maketrans(
+    {
+        "\u2018": "'",
+        "\u2019": "'",
+        "\u201c": '"',
+        "\u201d": '"',
+        "\u2013": "-",
+        "\u2014": "-",
+        "\u2026": "...",
+        "\u00a0": " ",
+        "\u00b6": "",  # the link sign after headings
+    }
+)
 
 
 class _TextParser(html.parser.HTMLParser):
     """Collect the running text of an HTML page: paragraphs, list items and headings, no code, no navigation."""
 
-    KEEP = {"p", "li", "dd", "dt", "h1", "h2", "h3", "h4"}
-    SKIP = {"script", "style", "nav", "pre", "table", "head", "footer", "header", "svg"}
+    KEEP: ClassVar = {"p", "li", "dd", "dt", "h1", "h2", "h3", "h4"}
+    SKIP: ClassVar = {"script", "style", "nav", "pre", "table", "head", "footer", "header", "svg"}
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -167,7 +180,9 @@ def clean() -> None:
         for paragraph in article["paragraphs"]:
             text = normalise(paragraph["context"].replace("\n", " "))
             (held if unseen else train).append({"source": "squad", "title": article["title"], "text": text})
-            pairs = [(normalise(q["question"]), normalise(q["answers"][0]["text"])) for q in paragraph["qas"] if q["answers"]]
+            pairs = [
+                (normalise(q["question"]), normalise(q["answers"][0]["text"])) for q in paragraph["qas"] if q["answers"]
+            ]
             pairs = [(q, a) for q, a in pairs if a in text and len(a) <= 40]
             if pairs and not unseen:
                 questions.append({"text": text, "pairs": pairs})

@@ -6,7 +6,7 @@ Writes config, generation config, bf16 weights, tokenizer and chat template; ``c
 from __future__ import annotations
 
 import argparse
-import shutil
+import json
 from pathlib import Path
 
 import torch
@@ -18,7 +18,9 @@ from training.model import CONTEXT, build
 from training.tokenizer import CHAT_TEMPLATE, END, END_OF_TEXT
 
 
-def export(weights: Path, out: Path, architecture: str = "gdn", size: str = "tiny", tokenizer_at: Path = DATA / "tokenizer") -> None:
+def export(
+    weights: Path, out: Path, architecture: str = "gdn", size: str = "tiny", tokenizer_at: Path = DATA / "tokenizer"
+) -> None:
     """Write everything that ``from_pretrained`` needs to ``out``."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_at)
     model = build(architecture, size=size)
@@ -36,6 +38,12 @@ def export(weights: Path, out: Path, architecture: str = "gdn", size: str = "tin
     tokenizer.model_max_length = CONTEXT
     tokenizer.save_pretrained(out)
     (out / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    settings = json.loads((out / "tokenizer_config.json").read_text("utf-8"))
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that older releases know too
+    for local in ("is_local", "local_files_only"):
+        settings.pop(local, None)
+    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    (out / "model.safetensors").chmod(0o644)
 
 
 if __name__ == "__main__":
@@ -45,4 +53,3 @@ if __name__ == "__main__":
     parser.add_argument("--architecture", default="gdn")
     options = parser.parse_args()
     export(options.run / "weights.safetensors", options.out, options.architecture)
-    shutil.copy(options.run / "log.jsonl", options.run / "log.exported.jsonl")

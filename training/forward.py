@@ -40,7 +40,7 @@ def _mlp(x: Tensor, weights: tuple[Tensor, ...], eps: float, dtype: torch.dtype)
 
 
 def _gdn_project(x: Tensor, weights: tuple[Tensor, ...], eps: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Inputs of the convolution ``[N, W]``, log decays and write strengths ``[N, H]`` fp32, output gate ``[N, H·V]``."""
+    """Inputs of the convolution ``[N, W]``, log decays, write strengths ``[N, H]`` fp32, output gate ``[N, H·V]``."""
     norm, qkv, z, b, a, a_log, dt_bias = weights
     h = _norm(x, norm, eps).to(dtype)
     decay = -a_log.exp() * F.softplus(F.linear(h, a.to(dtype)).float() + dt_bias)
@@ -48,7 +48,9 @@ def _gdn_project(x: Tensor, weights: tuple[Tensor, ...], eps: float, dtype: torc
     return F.linear(h, qkv.to(dtype)), decay, beta, F.linear(h, z.to(dtype))
 
 
-def _gdn_prepare(mixed: Tensor, decay: Tensor, beta: Tensor, sizes: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+def _gdn_prepare(
+    mixed: Tensor, decay: Tensor, beta: Tensor, sizes: tuple[int, ...], dtype: torch.dtype
+) -> tuple[Tensor, ...]:
     key_heads, heads, dim, value = sizes
     q, k, v = mixed.split([key_heads * dim, key_heads * dim, heads * value], -1)
     q, k, v = q.unflatten(-1, (key_heads, dim)), k.unflatten(-1, (key_heads, dim)), v.unflatten(-1, (heads, value))
@@ -73,7 +75,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([turned * cos + torch.cat([-high, low], -1) * sin, rest], -1)
 
 
-def _attention_in(x: Tensor, cos: Tensor, sin: Tensor, weights: tuple[Tensor, ...], dim: int, eps: float, dtype: torch.dtype):
+def _attention_in(
+    x: Tensor, cos: Tensor, sin: Tensor, weights: tuple[Tensor, ...], dim: int, eps: float, dtype: torch.dtype
+):
     norm, wq, wk, wv, q_norm, k_norm = weights
     h = _norm(x, norm, eps).to(dtype)
     q, gate = F.linear(h, wq.to(dtype)).unflatten(-1, (-1, 2 * dim)).chunk(2, -1)
@@ -83,7 +87,9 @@ def _attention_in(x: Tensor, cos: Tensor, sin: Tensor, weights: tuple[Tensor, ..
     return q.to(dtype), k.to(dtype).repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), gate
 
 
-def _attention_out(x: Tensor, o: Tensor, gate: Tensor, out: Tensor, mlp: tuple[Tensor, ...], eps: float, dtype: torch.dtype) -> Tensor:
+def _attention_out(
+    x: Tensor, o: Tensor, gate: Tensor, out: Tensor, mlp: tuple[Tensor, ...], eps: float, dtype: torch.dtype
+) -> Tensor:
     o = (o * gate.sigmoid()).flatten(1)
     return _mlp(x + F.linear(o, out.to(dtype)), mlp, eps, dtype)
 
@@ -104,7 +110,8 @@ class Forward:
         self.model, self.dtype, config = model, dtype, model.config
         self.eps, self.dim = config.rms_norm_eps, config.head_dim
         self.sizes = (
-            config.linear_num_key_heads, config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
+            config.linear_num_key_heads, config.linear_num_value_heads,
+            config.linear_key_head_dim, config.linear_value_head_dim,
         )  # fmt: skip
         wrap: Callable = (lambda f: torch.compile(f, dynamic=False, fullgraph=True)) if compiled else (lambda f: f)
         self.gdn_project, self.gdn_prepare = wrap(_gdn_project), wrap(_gdn_prepare)
@@ -134,14 +141,33 @@ class Forward:
                 lower, products, right, to_end, start, decay = self.gdn_prepare(mixed, gates, beta, self.sizes, dtype)
                 solved, both = self.solve(UnitLowerInverse.apply(lower), right, to_end)
                 states = ChunkScan.apply(decay, both, batch.length // CHUNK)
-                x = self.gdn_out(x, solved, states, products, start, z, (a.norm.weight, a.out_proj.weight), mlp, eps, dtype)
+                x = self.gdn_out(
+                    x, solved, states, products, start, z, (a.norm.weight, a.out_proj.weight), mlp, eps, dtype
+                )
             else:
                 s = layer.self_attn
                 first = (
-                    layer.input_layernorm.weight, s.q_proj.weight, s.k_proj.weight, s.v_proj.weight, s.q_norm.weight, s.k_norm.weight
+                    layer.input_layernorm.weight, s.q_proj.weight, s.k_proj.weight, s.v_proj.weight,
+                    s.q_norm.weight, s.k_norm.weight,
                 )  # fmt: skip
                 q, k, v, gate = self.attention_in(x, cos, sin, first, self.dim, eps, dtype)
                 q, k, v = (t.unflatten(0, (-1, batch.length)).transpose(1, 2) for t in (q, k, v))
                 o = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(0, 1)
                 x = self.attention_out(x, o, gate, s.o_proj.weight, mlp, eps, dtype)
         return self.head(x, body.norm.weight, body.embed_tokens.weight, batch.targets, batch.weights, eps, dtype)
+
+
+class HostForward:
+    """The same call over any causal model's own forward: slower, for architectures without a fast one here."""
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> None:
+        self.model, self.dtype = model, dtype
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """As ``Forward``."""
+        kind = batch.ids.device.type
+        with torch.autocast(kind, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            logits = self.model(input_ids=batch.ids.view(-1, batch.length), use_cache=False).logits
+        logits = logits.flatten(0, 1).float()
+        losses = F.cross_entropy(logits, batch.targets, reduction="none")
+        return (losses * batch.weights).sum(), losses.detach(), logits.argmax(-1) == batch.targets

@@ -37,7 +37,16 @@ def unit_lower_inverse(lower: Tensor) -> Tensor:
 
 @triton.jit
 def _scan_kernel(
-    decay, both, grad, out, chunks: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, TILE: tl.constexpr, BACK: tl.constexpr
+    decay,
+    both,
+    grad,
+    out,
+    chunks: tl.constexpr,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    V: tl.constexpr,
+    TILE: tl.constexpr,
+    BACK: tl.constexpr,
 ):
     # one program per (sequence, head, tile of value columns); the state stays in registers
     pair = tl.program_id(0)
@@ -87,7 +96,17 @@ def scan_backward(decay: Tensor, both: Tensor, grad: Tensor, chunks: int) -> Ten
 
 @triton.jit
 def _convolve_kernel(
-    x, weight, grad, out, partial, length, W: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BACK: tl.constexpr
+    x,
+    weight,
+    grad,
+    out,
+    partial,
+    length,
+    W: tl.constexpr,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BACK: tl.constexpr,
 ):
     # one program per tile of rows and channels; BACK gives the gradient before the activation, and of the weights
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)
@@ -111,7 +130,9 @@ def _convolve_kernel(
 
 
 @triton.jit
-def _correlate_kernel(change, weight, out, length, W: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+def _correlate_kernel(
+    change, weight, out, length, W: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
+):
     # the convolution's transpose: gradient of the input from the gradient before the activation
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)

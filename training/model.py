@@ -8,6 +8,7 @@ horizons cover orders of magnitude up to the context's length.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,31 +29,85 @@ def build(architecture: str, vocabulary: int = 4096, size: str = "tiny", seed: i
     return model.float()
 
 
+def _shape(vocabulary: int, tiny: bool) -> dict[str, Any]:
+    """What all architectures share."""
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": 192 if tiny else 64,
+        "intermediate_size": 512 if tiny else 128,
+        "num_hidden_layers": 8 if tiny else 4,
+        "num_attention_heads": 3 if tiny else 1,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
 def _gdn(vocabulary: int, tiny: bool) -> PreTrainedModel:
+    """Gated DeltaNet (Qwen3.5, dense): six recurrent and two attention layers, one key/value head."""
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-    heads = {"linear_num_key_heads": 4, "linear_num_value_heads": 8} if tiny else {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
     config = Qwen3_5TextConfig(
-        vocab_size=vocabulary,
-        hidden_size=192 if tiny else 64,
-        intermediate_size=512 if tiny else 128,
-        num_hidden_layers=8 if tiny else 4,
-        num_attention_heads=3 if tiny else 1,
+        **_shape(vocabulary, tiny),
         num_key_value_heads=1,
         head_dim=64,
+        linear_num_key_heads=4 if tiny else 1,
+        linear_num_value_heads=8 if tiny else 2,
         linear_key_head_dim=64,
         linear_value_head_dim=64,
         linear_conv_kernel_dim=4,
         full_attention_interval=4,
-        max_position_embeddings=CONTEXT,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-        tie_word_embeddings=True,
-        **heads,
     )
     return Qwen3_5ForCausalLM(config)
 
 
-_ARCHITECTURES = {"gdn": _gdn}
+def _kda(vocabulary: int, tiny: bool) -> PreTrainedModel:
+    """Kimi Delta Attention (Kimi-Linear, dense): a decay per key channel, latent attention without rotation."""
+    from transformers import KimiLinearConfig, KimiLinearForCausalLM
+
+    layers = 8 if tiny else 4
+    config = KimiLinearConfig(
+        **_shape(vocabulary, tiny),
+        num_key_value_heads=3 if tiny else 1,
+        layer_types=["full_attention" if (i + 1) % 4 == 0 else "linear_attention" for i in range(layers)],
+        mlp_layer_types=["dense"] * layers,
+        linear_head_dim=64,
+        linear_num_heads=4 if tiny else 2,
+        linear_conv_kernel_dim=4,
+        kv_lora_rank=64,
+        qk_rope_head_dim=16,
+        qk_nope_head_dim=48,
+        v_head_dim=64,
+    )
+    return KimiLinearForCausalLM(config)
+
+
+def _mamba2(vocabulary: int, tiny: bool) -> PreTrainedModel:
+    """Mamba-2 (Granite-4.0-H, dense): attention without positions."""
+    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+
+    config = GraniteMoeHybridConfig(
+        **_shape(vocabulary, tiny),
+        num_key_value_heads=1,
+        layer_types=["full_attention" if (i + 1) % 4 == 0 else "linear_attention" for i in range(8 if tiny else 4)],
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        shared_intermediate_size=512 if tiny else 128,
+        attention_multiplier=0.125,
+        mamba_n_heads=6 if tiny else 2,
+        mamba_d_head=64,
+        mamba_d_state=64,
+        mamba_n_groups=1,
+        mamba_expand=2,
+        mamba_chunk_size=64,
+    )
+    return GraniteMoeHybridForCausalLM(config)
+
+
+_ARCHITECTURES = {"gdn": _gdn, "kda": _kda, "mamba2": _mamba2}
 
 
 def decay_parameters(model: nn.Module) -> list[tuple[int, tuple[Tensor, Tensor]]]:
@@ -60,8 +115,9 @@ def decay_parameters(model: nn.Module) -> list[tuple[int, tuple[Tensor, Tensor]]
     found = []
     for index, layer in enumerate(model.model.layers):
         for module in layer.modules():
-            if isinstance(getattr(module, "A_log", None), Tensor) and isinstance(getattr(module, "dt_bias", None), Tensor):
-                found.append((index, (module.A_log, module.dt_bias)))
+            pair = getattr(module, "A_log", None), getattr(module, "dt_bias", None)
+            if all(isinstance(parameter, Tensor) for parameter in pair):
+                found.append((index, pair))
     return found
 
 

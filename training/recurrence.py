@@ -1,7 +1,7 @@
 """The gated delta rule, naive and chunked, for training.
 
 Shapes: ``N`` tokens in all (batch × length, flat), ``C = 64`` tokens a chunk, ``M = N / C`` chunks, ``HK`` key heads,
-``H`` value heads (a multiple of HK), head dimension ``D`` (keys) and ``V`` (values).  The state of a head is ``[D, V]``.
+``H`` value heads (a multiple of HK), head dimension ``D`` (keys) and ``V`` (values).  A head's state is ``[D, V]``.
 
 The chunked form writes the step over one chunk as ``S' = d·S + B - A·S`` with ``d`` the chunk's decay, so that all the
 work but one small product per chunk is batched over chunks.  The inverse of a chunk's unit lower triangular system is
@@ -51,7 +51,7 @@ def naive_gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Ten
 
 
 def _shift(x: Tensor, back: int, length: int) -> Tensor:
-    """Row t - back in place of row t of flat sequences ``[N, W]``, 0 before each one's start; ``back`` may be negative."""
+    """Row t - back in place of row t of flat sequences ``[N, W]``, 0 before their starts; ``back`` may be negative."""
     rows = x.unflatten(0, (-1, length))
     moved = F.pad(rows, (0, 0, back, 0))[:, :length] if back >= 0 else F.pad(rows, (0, 0, 0, -back))[:, -back:]
     return moved.flatten(0, 1)
@@ -170,7 +170,7 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, dtype: tor
     chunk's end and queries decayed from its start ``[M, H, C, D]`` (all ``dtype``), and the chunk decays ``[M, H]``.
     """
     key_heads, dim = q.shape[1:]
-    heads, value = v.shape[1:]
+    heads = v.shape[1]
     groups = heads // key_heads
 
     def chunked(x: Tensor) -> Tensor:  # [N, H, ...] -> [M, H, C, ...]

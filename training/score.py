@@ -28,7 +28,8 @@ from training.tasks import NOISE, SCORED, Message, Sample, Sampler
 from training.tokenizer import render
 
 LENGTHS = (256, 512, 1024, 2048, 4096)
-SHARES = (0.25, 0.25, 0.2, 0.2, 0.1)  # of a task's prompts; the longest cost most time
+SHARES = (0.4, 0.3, 0.16, 0.1, 0.04)  # of a task's prompts; the longest cost most time
+TASKS = (*SCORED, "multiturn")
 TURNS = 4
 Generate = Callable[[list[list[int]], int], list[list[int]]]  # (prompts, new tokens) -> answers, as token ids
 
@@ -63,14 +64,22 @@ def fit(make: Callable[[int], Sample], tokenizer: Any, length: int, rng: random.
         budget *= 0.93
 
 
-def cases(tokenizer: Any, prompts: int, seed: int, data: Path | None, lengths: tuple[int, ...] = LENGTHS) -> list[Case]:
-    """``prompts`` cases for every scored task and for multi-turn, spread over the lengths."""
+def cases(
+    tokenizer: Any,
+    prompts: int,
+    seed: int,
+    data: Path | None,
+    lengths: tuple[int, ...] = LENGTHS,
+    tasks: tuple[str, ...] = TASKS,
+) -> list[Case]:
+    """``prompts`` questions for every task, spread over the lengths; no case depends on which others are made."""
     sampler = sampler_for(tokenizer, data)
     out = []
-    for task in (*SCORED, "multiturn"):
+    for task in tasks:
         for length, share in zip(LENGTHS, SHARES, strict=True):
             rng = random.Random(f"score-{seed}-{task}-{length}")
-            for _ in range(round(prompts * share) if length in lengths else 0):
+            questions = prompts * share if length in lengths else 0
+            for _ in range(round(questions / (TURNS if task == "multiturn" else 1))):
                 turns = TURNS if task == "multiturn" else 1
                 kind = rng.choice(("recall", "multikey")) if task == "multiturn" else task
 
@@ -191,6 +200,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--prompts", type=int, default=500, help="per task, spread over the lengths")
     parser.add_argument("--lengths", type=lambda s: tuple(map(int, s.split(","))), default=LENGTHS)
+    parser.add_argument("--tasks", type=lambda s: tuple(s.split(",")), default=TASKS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--engine", choices=list(ENGINES), default="transformers")
     parser.add_argument("--device", default="cpu")
@@ -203,7 +213,8 @@ def main() -> None:
 
     began = time.perf_counter()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    found = cases(tokenizer, options.prompts, options.seed, options.data, options.lengths)
+    tokenizer.model_max_length = 1 << 30  # contexts are cut to length here, after being measured
+    found = cases(tokenizer, options.prompts, options.seed, options.data, options.lengths, options.tasks)
     generate = ENGINES[options.engine](options.model, tokenizer, options.device)
     batch_tokens = options.batch_tokens or (262144 if options.device == "cuda" else 8192)
     scores = table(found, answer_all(found, generate, tokenizer, batch_tokens))

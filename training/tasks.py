@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from training.words import ADJECTIVES, NAMES, NOUNS, SCHEMAS, TERSE, Schema
 
@@ -78,7 +79,11 @@ class Sampler:
     """
 
     def __init__(
-        self, filler: Sequence[str], count: Callable[[str], int], questions: Sequence[dict] = (), sizes: Sequence[int] = ()
+        self,
+        filler: Sequence[str],
+        count: Callable[[str], int],
+        questions: Sequence[dict] = (),
+        sizes: Sequence[int] = (),
     ) -> None:
         self.filler, self.count, self.questions = filler, count, questions
         self.sizes = sizes or [count(sentence) + 1 for sentence in filler]
@@ -126,7 +131,9 @@ class Sampler:
         merged += noise[at:]
         return (" " if not lines and noise and rng.random() < 0.6 else "\n").join(merged)
 
-    def _facts(self, rng: random.Random, schema: Schema, keys: list[str], values: list[str], one_form: bool) -> list[str]:
+    def _facts(
+        self, rng: random.Random, schema: Schema, keys: list[str], values: list[str], one_form: bool
+    ) -> list[str]:
         form = rng.choice(schema.states)
         forms = [form if one_form else rng.choice(schema.states) for _ in keys]
         facts = [f.format(k=k, v=v) for f, k, v in zip(forms, keys, values, strict=True)]
@@ -195,21 +202,25 @@ class Sampler:
             values[key] = schema.value(rng)
             facts += self._facts(rng, schema, [key], [values[key]], True)
         pairs = _ask(rng, schema, keys, [values[key] for key in keys], turns)
-        lead = rng.choice(("Later facts replace earlier ones. ", "Use the latest value. ", "Only the last value counts. "))
+        lead = rng.choice(
+            ("Later facts replace earlier ones. ", "Use the latest value. ", "Only the last value counts. ")
+        )
         return Scene(self._scatter(rng, facts, budget), [(lead + q, a) for q, a in pairs])
 
     def tracking(self, rng: random.Random, budget: int, turns: int) -> Scene:
         """Chains of assignments, one to four hops; the question asks for a variable's value."""
         names = _distinct(rng, lambda r: f"{r.choice('ABCDEFGHKLMNPRSTVXYZ')}{r.randint(0, 9)}", 40)
         chains: list[list[str]] = []
-        first, link = rng.choice((("VAR {k} = {v}", "VAR {k} = VAR {v}"), ("Let {k} be {v}.", "Let {k} be the same as {v}.")))
+        first, link = rng.choice(
+            (("VAR {k} = {v}", "VAR {k} = VAR {v}"), ("Let {k} be {v}.", "Let {k} be the same as {v}."))
+        )
         queues = []
         values = []
         for _ in range(rng.randint(2, max(2, min(5, budget // 100)))):
             chain = [names.pop() for _ in range(rng.randint(2, 5))]
             value = str(rng.randint(100, 99999))
             queues.append([first.format(k=chain[0], v=value)])
-            queues[-1] += [link.format(k=b, v=a) for a, b in zip(chain, chain[1:], strict=False)]
+            queues[-1] += [link.format(k=b, v=a) for a, b in pairwise(chain)]
             chains.append(chain)
             values.append(value)
         facts = []
@@ -239,7 +250,9 @@ class Sampler:
             "Count the word {k} in the list. Answer with a number.",
         )
         picked = rng.sample(list(counts), min(turns, len(counts)))
-        return Scene(self._word_list(rng, budget, counts), [(rng.choice(asks).format(k=k), str(counts[k])) for k in picked])
+        return Scene(
+            self._word_list(rng, budget, counts), [(rng.choice(asks).format(k=k), str(counts[k])) for k in picked]
+        )
 
     def common(self, rng: random.Random, budget: int, turns: int) -> Scene:
         """A list of words; the question asks for the most frequent one."""
@@ -247,17 +260,28 @@ class Sampler:
         low = rng.randint(2, 5)
         counts = {w: rng.randint(1, low) for w in words}
         counts[words[0]] = low + rng.randint(2, 6)
-        asks = ("Which word is the most common in the list?", "What is the most frequent word?", "Which word appears most often?")
+        asks = (
+            "Which word is the most common in the list?",
+            "What is the most frequent word?",
+            "Which word appears most often?",
+        )
         return Scene(self._word_list(rng, budget, counts), [(rng.choice(asks), words[0])])
 
     def repeat(self, rng: random.Random, budget: int, turns: int) -> Scene:
-        """Lines of random words and numbers; the question asks to repeat the line after a given word (training only)."""
+        """Lines of random words and numbers; asks to repeat the line after a given word (training only)."""
         number = max(2, min(30, budget // 14))
-        lines = {w: " ".join(rng.choice((rng.choice(NOUNS), str(rng.randint(10, 999)))) for _ in range(rng.randint(2, 5)))
-                 for w in rng.sample(NOUNS, number)}  # fmt: skip
+
+        def line() -> str:
+            return " ".join(
+                rng.choice((rng.choice(NOUNS), str(rng.randint(10, 999)))) for _ in range(rng.randint(2, 5))
+            )
+
+        lines = {word: line() for word in rng.sample(NOUNS, number)}
         facts = [f"{w}: {line}" for w, line in lines.items()]
         picked = rng.sample(list(lines), min(turns, number))
-        ask = rng.choice(("Repeat the line after {k}.", "What stands after {k}?", "Copy the line that starts with {k}."))
+        ask = rng.choice(
+            ("Repeat the line after {k}.", "What stands after {k}?", "Copy the line that starts with {k}.")
+        )
         return Scene(self._scatter(rng, facts, budget, lines=True), [(ask.format(k=k), lines[k]) for k in picked])
 
     def passage(self, rng: random.Random, budget: int, turns: int) -> Scene:
@@ -289,8 +313,12 @@ class Sampler:
         for _ in range(min(turns, 3)):
             if task == "sentence" and len(self.filler) > 1:
                 answer = rng.choice(self.filler)
-                words = [w.strip(".,()\"'") for w in answer.split() if len(w) > 5 and w.isalpha()] or [rng.choice(NAMES)]
-                ask = rng.choice(("Write a sentence with the word {k}.", "Use {k} in a sentence.", "Tell me something about {k}."))
+                words = [w.strip(".,()\"'") for w in answer.split() if len(w) > 5 and w.isalpha()] or [
+                    rng.choice(NAMES)
+                ]
+                ask = rng.choice(
+                    ("Write a sentence with the word {k}.", "Use {k} in a sentence.", "Tell me something about {k}.")
+                )
                 messages += _turn(ask.format(k=rng.choice(words)), answer)
             else:
                 asks, answers = rng.choice(CHATS)

@@ -6,7 +6,7 @@
 Batches, curriculum and validation come from ``batches.py``; the GDN model's fast forward from ``forward.py``.  The
 learning rate rises over ``WARMUP`` steps, stays flat, and falls linearly from ``DECAY_FROM`` of the budget on; the
 budget is ``--seconds`` of training time, or ``--steps``.  ``log.jsonl`` gets one object per ``--log-every`` steps and
-per validation; ``weights.safetensors`` (bf16) and ``state.pt`` (everything a resumed run needs) are replaced as it runs.
+per validation; ``weights.safetensors`` (bf16) and ``state.pt`` (all that a resumed run needs) are replaced as it runs.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ class Trainer:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model = build(options.architecture, size=options.size, seed=options.seed).to(self.device)
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.forward = forward.Forward(self.model, dtype, options.compiled)
+        fast = options.architecture == "gdn"
+        self.forward = (
+            forward.Forward(self.model, dtype, options.compiled) if fast else forward.HostForward(self.model, dtype)
+        )
         self.optimizer = optimizer_for(self.model, options.rate)
         self.step, self.seconds = options.begun
         self.fresh = self.step  # where the optimizer's state begins
@@ -126,7 +129,11 @@ class Trainer:
         }
         torch.save(state, out / "state.part")
         (out / "state.part").replace(out / "state.pt")
-        weights = {k: v.to(torch.bfloat16).contiguous().cpu() for k, v in self.model.state_dict().items() if k != "lm_head.weight"}
+        weights = {
+            k: v.to(torch.bfloat16).contiguous().cpu()
+            for k, v in self.model.state_dict().items()
+            if k != "lm_head.weight"
+        }
         save_file(weights, out / "weights.part", metadata={"format": "pt"})
         (out / "weights.part").replace(out / "weights.safetensors")
 
@@ -179,7 +186,10 @@ class Trainer:
                 torch.cuda.synchronize() if self.device.type == "cuda" else None
                 began = time.perf_counter() - self.seconds
             if self.step % o.log_every == 0:
-                means = {name: losses[kinds == kind].mean().item() for name, kind in (("text", TEXT), ("prompt", PROMPT), ("answer", ANSWER))}
+                means = {
+                    name: losses[kinds == kind].mean().item()
+                    for name, kind in (("text", TEXT), ("prompt", PROMPT), ("answer", ANSWER))
+                }
                 row = {**means, "right": right[kinds == ANSWER].float().mean().item(), "norm": norm.item()}
                 self.log({"length": batch.length, **{k: round(v, 4) for k, v in row.items()}})
             if self.step > first + 5 and o.seconds:
@@ -212,7 +222,9 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="go on exactly from OUT/state.pt")
     parser.add_argument("--weights", type=Path, help="start from these weights with a fresh optimizer")
     parser.add_argument("--begun", type=float, nargs=2, default=(0, 0.0), help="steps and seconds spent on --weights")
-    parser.add_argument("--no-compile", dest="compiled", action="store_false", help="run the forward without torch.compile")
+    parser.add_argument(
+        "--no-compile", dest="compiled", action="store_false", help="run the forward without torch.compile"
+    )
     given = vars(parser.parse_args())
     length = given.pop("length")
     torch.backends.cuda.matmul.allow_tf32 = True

@@ -1,35 +1,46 @@
 """Word lists, and the kinds of records (schemas) that the recall tasks are made of."""
 
+# ruff: noqa: SIM905 (word lists read better as text)
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-NOUNS = """anchor apple arrow badge banjo barrel basket beacon bell bench blanket boat bottle branch brick bridge broom
-brush bucket button cabin cable camel candle canoe canyon carpet castle chain chair cherry circle cliff clock cloud coat
-comet copper coral cotton cradle crane crown curtain daisy dart desert desk diamond dolphin dragon drum eagle ember engine
-falcon feather fern ferry fiddle flag flame flute forest fossil fountain fox galaxy garden garlic gate ginger glacier glove
-goose grape gravel guitar hammer harbor hazel helmet heron hill honey horn island ivory jacket jungle kettle kite ladder
-lake lamp lantern leaf lemon lily lion lizard magnet maple marble meadow melon mirror mountain needle nest oak ocean olive
-onion orchid otter owl paddle panda parrot pearl pebble pencil pepper piano pillow pine planet plum pocket pond pony prairie
-puzzle quartz quilt rabbit radio raven ribbon river robin rocket rope ruby saddle salmon sand scarf shell shield silk silver
-spoon spruce star stone storm sugar sunset swan table tiger timber tower trumpet tulip tunnel turtle valley velvet violin
-wagon walnut water whale wheat wheel whistle willow window winter wolf wood yarn zebra""".split()
-ADJECTIVES = """amber ancient bitter blue bold brave bright broad calm clever cold crimson dark deep dry early eager empty
-fast fresh gentle giant golden grand green happy heavy hidden hollow icy jolly late lazy light little lonely loud lucky mild
-misty narrow new noble old orange pale plain polite proud purple quick quiet rapid red round royal rusty sharp shiny silent
-simple sleepy slow small smooth soft solid steep still strong sunny sweet swift tall tame tiny warm white wide wild wise
-yellow young""".split()
-NAMES = """Adam Alice Amir Anna Arthur Bella Ben Carla Carlos Chloe Clara Daniel David Diana Dora Edward Elena Emma Eric
-Fatima Felix Fiona Frank George Grace Hannah Harry Helen Henry Ida Irene Isaac Jack James Jane Jonas Julia Karl Kate Laura
-Leo Lily Linda Lucas Lucy Maria Mark Martin Mary Max Mia Michael Mona Nadia Nathan Nina Noah Nora Oliver Omar Oscar Paul Peter
-Rachel Ralph Rosa Ruth Samuel Sara Simon Sofia Stella Steven Susan Thomas Tina Victor Vera Walter Wendy William Yara Zoe""".split()
-CITIES = """Amsterdam Athens Austin Bangkok Barcelona Berlin Bern Boston Brussels Budapest Cairo Chicago Copenhagen Dallas
-Delhi Denver Dublin Edinburgh Florence Geneva Glasgow Hamburg Hanoi Havana Helsinki Houston Istanbul Jakarta Kyoto Lima Lisbon
-London Lyon Madrid Manila Melbourne Miami Milan Montreal Moscow Munich Nairobi Naples Oslo Ottawa Oxford Paris Perth Phoenix
-Prague Quebec Riga Rome Santiago Seattle Seoul Shanghai Singapore Stockholm Sydney Tokyo Toronto Turin Utrecht Venice Vienna
-Warsaw Zurich""".split()
+NOUNS = """
+anchor apple arrow badge banjo barrel basket beacon bell bench blanket boat bottle branch brick bridge broom brush
+bucket button cabin cable camel candle canoe canyon carpet castle chain chair cherry circle cliff clock cloud coat
+comet copper coral cotton cradle crane crown curtain daisy dart desert desk diamond dolphin dragon drum eagle ember
+engine falcon feather fern ferry fiddle flag flame flute forest fossil fountain fox galaxy garden garlic gate ginger
+glacier glove goose grape gravel guitar hammer harbor hazel helmet heron hill honey horn island ivory jacket jungle
+kettle kite ladder lake lamp lantern leaf lemon lily lion lizard magnet maple marble meadow melon mirror mountain
+needle nest oak ocean olive onion orchid otter owl paddle panda parrot pearl pebble pencil pepper piano pillow pine
+planet plum pocket pond pony prairie puzzle quartz quilt rabbit radio raven ribbon river robin rocket rope ruby
+saddle salmon sand scarf shell shield silk silver spoon spruce star stone storm sugar sunset swan table tiger timber
+tower trumpet tulip tunnel turtle valley velvet violin wagon walnut water whale wheat wheel whistle willow window
+winter wolf wood yarn zebra
+""".split()
+ADJECTIVES = """
+amber ancient bitter blue bold brave bright broad calm clever cold crimson dark deep dry early eager empty fast
+fresh gentle giant golden grand green happy heavy hidden hollow icy jolly late lazy light little lonely loud lucky
+mild misty narrow new noble old orange pale plain polite proud purple quick quiet rapid red round royal rusty sharp
+shiny silent simple sleepy slow small smooth soft solid steep still strong sunny sweet swift tall tame tiny warm
+white wide wild wise yellow young
+""".split()
+NAMES = """
+Adam Alice Amir Anna Arthur Bella Ben Carla Carlos Chloe Clara Daniel David Diana Dora Edward Elena Emma Eric Fatima
+Felix Fiona Frank George Grace Hannah Harry Helen Henry Ida Irene Isaac Jack James Jane Jonas Julia Karl Kate Laura
+Leo Lily Linda Lucas Lucy Maria Mark Martin Mary Max Mia Michael Mona Nadia Nathan Nina Noah Nora Oliver Omar Oscar
+Paul Peter Rachel Ralph Rosa Ruth Samuel Sara Simon Sofia Stella Steven Susan Thomas Tina Victor Vera Walter Wendy
+William Yara Zoe
+""".split()
+CITIES = """
+Amsterdam Athens Austin Bangkok Barcelona Berlin Bern Boston Brussels Budapest Cairo Chicago Copenhagen Dallas Delhi
+Denver Dublin Edinburgh Florence Geneva Glasgow Hamburg Hanoi Havana Helsinki Houston Istanbul Jakarta Kyoto Lima
+Lisbon London Lyon Madrid Manila Melbourne Miami Milan Montreal Moscow Munich Nairobi Naples Oslo Ottawa Oxford
+Paris Perth Phoenix Prague Quebec Riga Rome Santiago Seattle Seoul Shanghai Singapore Stockholm Sydney Tokyo Toronto
+Turin Utrecht Venice Vienna Warsaw Zurich
+""".split()
 COLORS = "red blue green yellow black white orange purple pink brown gray gold silver crimson turquoise violet".split()
 
 Draw = Callable[[random.Random], str]
@@ -103,7 +114,14 @@ def _schema(thing: str, what: str, key: Draw, value: Draw, *extra: str) -> Schem
 
 
 SCHEMAS = (
-    _schema("box", "code", digits(1, 3), digits(4, 6), "Box {k} opens with the code {v}.", "The code for box {k} was set to {v}."),
+    _schema(
+        "box",
+        "code",
+        digits(1, 3),
+        digits(4, 6),
+        "Box {k} opens with the code {v}.",
+        "The code for box {k} was set to {v}.",
+    ),
     _schema("locker", "combination", digits(1, 3), digits(4, 6), "Locker {k} opens with {v}."),
     _schema("room", "password", digits(1, 3), pick(NOUNS), "The password to enter room {k} is {v}."),
     _schema("ticket", "seat", digits(3, 5), serial),

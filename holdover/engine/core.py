@@ -158,17 +158,7 @@ class EngineCore:
     def _forward(self, sequences: list[Sequence]) -> list[Update]:
         """Run the next tokens of ``sequences`` (one that prefills, or all that decode) in one forward."""
         count = self._chunk(sequences[0])
-        updates: list[Update] = []
-        ready = []
-        for sequence in sequences:
-            try:
-                if self._reserve(sequence, count):
-                    ready.append(sequence)
-            except Exception as error:
-                logger.exception("no rows for request %s", sequence.request.id)
-                updates.append(self._end(sequence, "error", error))
-        # making room for a later one may have preempted an earlier one
-        ready = [s for s in ready if s.is_running]
+        ready, updates = self._reserve(sequences, count)
         if not ready:
             return updates
         try:
@@ -199,19 +189,30 @@ class EngineCore:
         stop = sequence.next_checkpoint()
         return count if stop is None else min(count, stop - sequence.computed)
 
-    def _reserve(self, sequence: Sequence, count: int) -> bool:
-        """Give a sequence rows for its next tokens; preempt younger ones, or in the end itself, to find them."""
-        if not sequence.is_running:
-            return False
-        while True:
+    def _reserve(self, sequences: list[Sequence], count: int) -> tuple[list[Sequence], list[Update]]:
+        """Give sequences rows for their next tokens; those that can run, and what ended on the way."""
+        updates: list[Update] = []
+        try:
+            self._residence.grow(sequences, count)
+        except Exception:
+            # one by one, oldest first: it may be that only some can be served
+            for sequence in sequences:
+                try:
+                    self._make_room(sequence, count)
+                except Exception as error:
+                    logger.exception("no rows for request %s", sequence.request.id)
+                    updates.append(self._end(sequence, "error", error))
+        # making room for one may have preempted another
+        return [s for s in sequences if s.is_running], updates
+
+    def _make_room(self, sequence: Sequence, count: int) -> None:
+        """Give one sequence its rows, preempting the youngest, or in the end itself, to find them."""
+        while sequence.is_running:
             try:
-                self._residence.grow(sequence, count)
-                return True
+                self._residence.grow([sequence], count)
+                return
             except CapacityError:
-                victim = self._running[-1]
-                self._preempt(victim)
-                if victim is sequence:
-                    return False
+                self._preempt(self._running[-1])
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take a sequence's memory back; it will resume from what the cache still has of it by then."""

@@ -40,16 +40,19 @@ class Residence:
         sequence.enter(Place.of(opened))
         return opened.match
 
-    def grow(self, sequence: Sequence, count: int) -> None:
-        """Give a running sequence rows for its next ``count`` tokens.
+    def grow(self, sequences: Iterable[Sequence], count: int) -> None:
+        """Give running sequences rows for the next ``count`` tokens of each.
 
         Raises:
-            CapacityError: they cannot be had; nothing was taken.
+            CapacityError: not all of them can be had; nothing was taken.
         """
-        # a step that was interrupted after the rows were reserved left them here
-        missing = sequence.computed + count - len(sequence.place.rows)
-        if missing > 0:
-            sequence.place.rows.append(self.cache.allocate_rows(missing))
+        # a step that was interrupted after rows were reserved left them with their sequence
+        grown = list(sequences)
+        missing = [max(0, s.computed + count - len(s.place.rows)) for s in grown]
+        if total := sum(missing):
+            # one allocation for all: it costs far more than a row does
+            for sequence, rows in zip(grown, self.cache.allocate_rows(total).split(missing), strict=True):
+                sequence.place.rows.append(rows)
 
     def keep_state(self, sequence: Sequence) -> None:
         """Copy a running sequence's state into the cache, and move its rows there.

@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.training import MODEL
 from training.model import horizons
 from training.score import answer_all, cases, transformers_engine
+from training.state_check import TREATMENTS, Reader
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,19 @@ def test_its_horizons_span_orders_of_magnitude():
     spread = torch.cat(list(horizons(model).values()))
     assert spread.quantile(0.1) < 100
     assert spread.quantile(0.9) > 1000
+
+
+def test_treated_states_change_what_follows():
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    ids = torch.arange(300, 400).tolist()
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([ids])).logits[0, 70:-1]
+        whole = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[71:]), reduction="none")
+        reader = Reader(model, ids[:70])
+        found = {name: reader.losses(ids[70:], treat) for name, treat in TREATMENTS.items()}
+    assert torch.allclose(found["kept"], whole, atol=1e-3)
+    gaps = [(found[name] - whole).abs().mean().item() for name in ("8 bits", "4 bits", "zero")]
+    assert 0 < gaps[0] < gaps[1] < gaps[2]
 
 
 def test_it_recalls(tokenizer):

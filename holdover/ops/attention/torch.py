@@ -28,17 +28,17 @@ def paged_attention(
     out = torch.empty(*q.shape[:3], values.shape[-1], dtype=q.dtype, device=q.device)
     reach = None if window is None else q.shape[1] + window - 1
     for i, sequence in enumerate(rows):
-        visible = sequence if reach is None else sequence[-reach:]
-        out[i] = _attend(q[i], _read(keys, visible), _read(values, visible), scale, window)
+        k, v = _read((keys, values), sequence if reach is None else sequence[-reach:])
+        out[i] = _attend(q[i], k, v, scale, window)
     return out
 
 
-def _read(plane: Tensor, rows: Tensor) -> Tensor:
-    """``plane[rows]``; rows that lie one after the other are not copied."""
+def _read(planes: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+    """``plane[rows]`` of each; rows that lie one after the other are not copied."""
     first, last, length = int(rows[0]), int(rows[-1]), len(rows)
     if last - first == length - 1 and torch.equal(rows, torch.arange(first, last + 1, device=rows.device)):
-        return plane[first : last + 1]
-    return plane.index_select(0, rows)
+        return [plane[first : last + 1] for plane in planes]
+    return [plane.index_select(0, rows) for plane in planes]
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None) -> Tensor:
@@ -97,8 +97,8 @@ def paged_latent_attention(
         _attend_expanded if _expanding_is_cheaper(q_nope.shape[1], q_rope.shape[-1], w_k, w_v) else _attend_absorbed
     )
     for i, sequence in enumerate(rows):
-        past = latent.index_select(0, sequence), rope.index_select(0, sequence)
-        out[i] = attend(q_nope[i], q_rope[i], *past, w_k, w_v, scale)
+        past_latent, past_rope = _read((latent, rope), sequence)
+        out[i] = attend(q_nope[i], q_rope[i], past_latent, past_rope, w_k, w_v, scale)
     return out
 
 

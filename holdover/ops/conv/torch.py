@@ -8,6 +8,9 @@ from torch import Tensor
 
 from holdover.ops.slots import in_place
 
+# elements worked on at once: the passes over them then find them in the cache
+TILE = 1 << 16
+
 
 def step(
     pool: Tensor, slots: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
@@ -58,11 +61,14 @@ def sequence(
     for part, history in in_place(pool, slots):
         inputs = torch.cat([history.to(x.dtype), x[part]], dim=1)  # [b, W-1+T, C]
         history.copy_(inputs[:, tokens:])
-        inputs = inputs.float()
-        y = inputs[:, :tokens] * taps[0]
-        for offset, tap in enumerate(taps[1:], start=1):
-            y.addcmul_(inputs[:, offset : offset + tokens], tap)
-        out[part] = _finish(y, bias, activation)
+        tile = max(1, TILE // (inputs.shape[0] * inputs.shape[2]))
+        for start in range(0, tokens, tile):
+            length = min(tile, tokens - start)
+            window = inputs[:, start : start + length + len(taps) - 1].float()
+            y = window[:, :length] * taps[0]
+            for offset, tap in enumerate(taps[1:], start=1):
+                y.addcmul_(window[:, offset : offset + length], tap)
+            out[part, start : start + length] = _finish(y, bias, activation)
     return out
 
 

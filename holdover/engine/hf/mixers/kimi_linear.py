@@ -7,6 +7,7 @@ from torch import nn
 
 from holdover.engine.hf.mixers.base import JoinedLinear, Mixer
 from holdover.engine.step import Step
+from holdover.ops.norm import gated_rms_norm
 from holdover.ops.recurrence.gates import softplus_gate
 from holdover.ops.recurrence.kda import torch as kda
 
@@ -37,6 +38,7 @@ class KimiLinearMixer(Mixer):
         if step.tap is not None:
             step.tap(self.layer, "log_decay", log_decay)
         out = step.recur(self.layer, kda, {}, q=q, k=k, v=v, log_decay=log_decay, beta=b.sigmoid())
-        out = m.o_norm(out, m.g_b_proj(g).unflatten(-1, heads))
+        gate = m.g_b_proj(g).unflatten(-1, heads)
+        out = gated_rms_norm(out, gate, m.o_norm.weight, m.o_norm.variance_epsilon, torch.sigmoid)
         projected: torch.Tensor = m.o_proj(out.reshape(batch, length, -1))
         return projected

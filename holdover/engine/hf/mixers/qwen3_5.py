@@ -7,6 +7,7 @@ from torch import nn
 
 from holdover.engine.hf.mixers.base import JoinedLinear, Mixer
 from holdover.engine.step import Step
+from holdover.ops.norm import gated_rms_norm
 from holdover.ops.recurrence.gates import softplus_gate
 from holdover.ops.recurrence.gdn import torch as gdn
 
@@ -39,6 +40,6 @@ class Qwen35Mixer(Mixer):
             log_decay=log_decay,
             beta=b.sigmoid(),
         )
-        out = m.norm(out.reshape(-1, m.head_v_dim), z.reshape(-1, m.head_v_dim))
+        out = gated_rms_norm(out, z.unflatten(-1, out.shape[2:]), m.norm.weight, m.norm.variance_epsilon)
         projected: torch.Tensor = m.out_proj(out.view(batch, length, -1))
         return projected

@@ -1,0 +1,252 @@
+"""Write a bundled model's card (README.md) and NOTICE from what was measured.
+
+    python -m training.card --model assets/models/tiny-gdn --results training/results/tiny-gdn
+
+``results`` holds ``log.jsonl`` (the run's), ``scores*.json`` (from ``score.py``, pooled), ``held_out.json``,
+``state.json`` (from ``state_check.py``) and ``run.json`` (a list of remarks).  Horizons come from the weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from training.batches import CURRICULUM, MIXTURE, TEXT_ROWS
+from training.data import HELD_OUT_HOTPOT, HELD_OUT_SQUAD, SOURCES
+from training.model import horizons
+from training.score import interval
+from training.tasks import Sampler
+from training.train import DECAY_FROM, Options
+
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+BINS = (10, 32, 100, 316, 1000, 3162)
+RANGED, RANGE = ("tracking", "count", "common"), (0.3, 0.95)  # neither hopeless nor solved, to tell losses by
+GOALS = {"recall": 0.95, "needle": 0.95, "multikey": 0.9}  # exact match, at every length up to 2,048
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def curve(log: list[dict[str, Any]], points: int = 12) -> str:
+    """Losses averaged over equal shares of the run's logged steps."""
+    rows = [row for row in log if "answer" in row]
+    out = []
+    for part in range(points):
+        some = rows[part * len(rows) // points : (part + 1) * len(rows) // points]
+        means = [sum(row[name] for row in some) / len(some) for name in ("text", "answer", "right")]
+        last = some[-1]
+        out.append([str(last["step"]), f"{last['tokens'] / 1e6:.0f}", *(f"{mean:.3f}" for mean in means)])
+    return markdown(["step", "M tokens", "loss, text", "loss, answers", "answer tokens right"], out)
+
+
+def merge(reports: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """The reports' scores together: prompts of the same task and length are pooled, lengths in order, ``all`` last."""
+    pooled: dict[str, dict[str, list[float]]] = {}
+    for report in reports:
+        for task, row in report["scores"].items():
+            for length, cell in row.items():
+                sums = pooled.setdefault(task, {}).setdefault(length, [0, 0])
+                sums[0] += round(cell["exact"] * cell["prompts"])
+                sums[1] += cell["prompts"]
+    out: dict[str, dict[str, dict[str, Any]]] = {}
+    for task, row in pooled.items():
+        for length in sorted(row, key=lambda name: float("inf") if name == "all" else int(name)):
+            right, total = map(int, row[length])
+            low, high = interval(right, total)
+            out.setdefault(task, {})[length] = {"exact": right / total, "low": low, "high": high, "prompts": total}
+    return out
+
+
+def score_table(scores: dict[str, dict[str, dict[str, Any]]]) -> str:
+    lengths = list(dict.fromkeys(length for row in scores.values() for length in row))
+
+    def cell(found: dict[str, Any] | None) -> str:
+        return f"{found['exact']:.3f} ({found['low']:.2f}-{found['high']:.2f}, n={found['prompts']})" if found else ""
+
+    return markdown(["task", *lengths], [[task, *(cell(row.get(x)) for x in lengths)] for task, row in scores.items()])
+
+
+def validation_table(exact: dict[str, float]) -> str:
+    """The trainer's last validation, task by length."""
+    lengths = sorted({int(name.split("/")[1]) for name in exact})
+    tasks = dict.fromkeys(name.split("/")[0] for name in exact)
+    rows = [[task, *(f"{exact[f'{task}/{x}']:.3f}" for x in lengths)] for task in tasks]
+    return markdown(["task", *map(str, lengths)], rows)
+
+
+def horizon_tables(found: dict[int, torch.Tensor]) -> str:
+    """Quantiles per layer and overall, and a histogram."""
+
+    def quantiles(name: str, values: torch.Tensor) -> list[str]:
+        return [name, *(f"{q:.0f}" for q in torch.quantile(values, torch.tensor(QUANTILES)).tolist())]
+
+    everything = torch.cat(list(found.values()))
+    rows = [quantiles(f"layer {layer}", values) for layer, values in found.items()] + [quantiles("all", everything)]
+    edges = [0, *BINS, float("inf")]
+    counts = [((everything >= a) & (everything < b)).sum().item() for a, b in pairwise(edges)]
+    names = [f"< {BINS[0]}", *(f"{a}-{b}" for a, b in pairwise(BINS)), f"> {BINS[-1]}"]
+    table = markdown(["", *(f"{q:.0%}" for q in QUANTILES)], rows)
+    return table + "\n\n" + markdown(["tokens", *names], [["heads", *map(str, counts)]])
+
+
+def state_table(state: dict[str, Any]) -> str:
+    """Scores and text loss by treatment of the recurrent states."""
+    rows = [[task, *(f"{value:.2f}" for value in row.values())] for task, row in state["exact"].items()]
+    return markdown(["", *state["text"]], [*rows, ["text", *(f"{value:.3f}" for value in state["text"].values())]])
+
+
+def missed(scores: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """Which goals the scores miss, as sentences."""
+    lines = [
+        f"- {task} at {length} tokens: {cell['exact']:.3f}, the goal was {GOALS[task]}"
+        for task in GOALS
+        for length, cell in scores.get(task, {}).items()
+        if length.isdigit() and int(length) <= 2048 and cell["exact"] < GOALS[task]
+    ]
+    if not lines:
+        lines = ["- recall, needle and multikey reach their goals (0.95, 0.95, 0.9) at every length up to 2,048 tokens"]
+    for task in RANGED:
+        for length, cell in scores.get(task, {}).items():
+            if length.isdigit() and not RANGE[0] <= cell["exact"] <= RANGE[1]:
+                lines.append(
+                    f"- {task} at {length} tokens: {cell['exact']:.3f}, wanted between {RANGE[0]} and {RANGE[1]}"
+                )
+    return "Goals reached and missed:\n\n" + "\n".join(lines)
+
+
+def card(path: Path, results: Path) -> str:
+    """The card's text."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    log = [json.loads(line) for line in (results / "log.jsonl").read_text("utf-8").splitlines()]
+    held_out = json.loads((results / "held_out.json").read_text("utf-8"))
+    reports = [json.loads(file.read_text("utf-8")) for file in sorted(results.glob("scores*.json"))]
+    scores = merge(reports)
+    seeds = " and ".join(str(seed) for seed in dict.fromkeys(report["seed"] for report in reports))
+    state = json.loads((results / "state.json").read_text("utf-8"))
+    remarks = json.loads((results / "run.json").read_text("utf-8"))["remarks"]
+    last, exact = log[-1], next(row["exact"] for row in reversed(log) if "exact" in row)
+    c = model.config
+    parameters = sum(p.numel() for p in model.parameters())
+    kinds = [kind.split("_", maxsplit=1)[0] for kind in c.layer_types]
+    lengths = "; ".join(
+        f"from {step}: " + ", ".join(f"{n} ({p:.0%})" for n, p in chances.items()) for step, chances in CURRICULUM
+    )
+    task_lines = "\n".join(
+        f"- **{task}**: {str(getattr(Sampler, {'count': 'count_words'}.get(task, task)).__doc__).splitlines()[0]}"
+        for task in scores
+        if task != "multiturn"
+    )
+    return f"""---
+library_name: transformers
+language: en
+pipeline_tag: text-generation
+---
+# {path.name}
+
+A small trained hybrid language model for tests and examples of state handling: it really recalls what stands in its
+context, so that a cache which loses or mixes up a context as a whole gives wrong answers. Its recall rests on its
+attention layers, though: a damaged *recurrent* state alone changes answers little (see below). It is no assistant.
+
+`{c.architectures[0] if c.architectures else type(model).__name__}`, {parameters / 1e6:.2f} M parameters (bf16), \
+{kinds.count("linear")} Gated DeltaNet and {kinds.count("full")} attention layers, hidden {c.hidden_size}, \
+{c.linear_num_key_heads} key and {c.linear_num_value_heads} value heads of {c.linear_key_head_dim}, vocabulary \
+{c.vocab_size} (byte-level BPE, digits single), context {c.max_position_embeddings}, ChatML template. It loads with \
+`AutoModelForCausalLM` and `AutoTokenizer` without remote code; made with Transformers {c.transformers_version}.
+
+## What it answers
+
+Greedy answers on fresh prompts, exact match, with 95 % Wilson intervals and the number of prompts; engine \
+{reports[0]["engine"]} on {reports[0]["device"]}, seed {seeds}, \
+filler from {"held-out text" if reports[0]["held_out_text"] else "plain sentences"}. A length is the conversation's \
+upper bound in tokens; contexts mostly fill 75 % or more of it.
+
+{score_table(scores)}
+
+{task_lines}
+- **multiturn**: four questions about one context (recall or multikey) in successive turns, the model's own answers in
+  the history; all four must be right.
+
+{missed(scores)}
+
+The trainer's last validation (other unseen prompts, every answer token likeliest given the true ones before it, which
+for a single answer is greedy exact match):
+
+{validation_table(exact)}
+
+## How much its recurrent state matters
+
+The context is read, then the recurrent states (not keys and values, not the convolutions' inputs) are kept, rounded
+with one scale a head, or set to zero; the question (the last {state["tail"]} tokens) and the answer follow. Exact \
+match of {state["prompts"]} prompts a row; `text` is the loss on the 64 tokens of held-out text after a context of 512.
+
+{state_table(state)}
+
+So measure the cost of compressing the state by the loss on text and by closeness of the logits; these answers are too
+easy for the attention layers to show it well.
+
+## How it was trained
+
+{last["tokens"] / 1e6:.0f} M tokens in {last["step"]} steps, {last["seconds"]:.0f} s of training time on one H200 \
+({last["tokens"] / last["seconds"] / 1e6:.2f} M tokens/s), bf16 matrix products, fp32 weights, state and decays; \
+AdamW, peak rate {Options.rate:g}, linear decay over the last {1 - DECAY_FROM:.0%} of the time, clipping at 1. Row \
+lengths by step: {lengths}. \
+{TEXT_ROWS:.0%} of the rows are text only, the others hold conversations, by weight: \
+{", ".join(f"{task} {weight}" for task, weight in MIXTURE.items())}. `training/` holds all of it.
+
+{chr(10).join(f"- {remark}" for remark in remarks)}
+
+{curve(log)}
+
+Held-out text ({held_out["rows"]} rows of {held_out["length"]} tokens): {held_out["loss"]:.3f} nats a token, \
+perplexity {held_out["perplexity"]:.1f}.
+
+## Horizons
+
+Tokens until a head's state has decayed to 1e-3, log(1/1e-3) / (exp(A_log) · softplus(a + dt_bias)) with a typical gate
+input a = -0.3, by quantile over heads:
+
+{horizon_tables(horizons(model))}
+
+## Data
+
+{chr(10).join(f"- {source}" for source in SOURCES.values())}
+- generated conversations (`training/tasks.py`), with sentences of the Wikipedia paragraphs as filler
+
+Not trained on, so usable for evaluation: the last {HELD_OUT_HOTPOT} HotpotQA development questions and every paragraph
+whose title occurs in them, the last {HELD_OUT_SQUAD} SQuAD development articles, every 50th document of the others.
+Earlier questions of both sets are in the training data (SQuAD's questions and answers; HotpotQA's paragraphs only).
+NOTICE names the sources and their licences.
+
+## What it cannot do
+
+It knows next to nothing, does not reason or follow instructions, and writes English that is locally plausible only. It
+answers the question forms of its training; others often get a wrong fact, a repeated question or small talk. Following
+chains of assignments, counting words and finding the most frequent word are at the levels in the table; where these are
+low, the model guesses. It has seen no conversation longer than {c.max_position_embeddings} tokens.
+"""
+
+
+def notice() -> str:
+    return (
+        "This model was trained on text from these sources, under these licences:\n\n"
+        + "\n".join(f"- {source}" for source in SOURCES.values())
+        + "\n\nWikipedia text is by its contributors. HotpotQA: Yang et al., 2018; SQuAD: Rajpurkar et al., 2018.\n"
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write a bundled model's card.")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--results", type=Path, required=True)
+    options = parser.parse_args()
+    (options.model / "README.md").write_text(card(options.model, options.results), encoding="utf-8")
+    (options.model / "NOTICE").write_text(notice(), encoding="utf-8")

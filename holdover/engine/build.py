@@ -13,6 +13,8 @@ from holdover.prefix.policies import DEFAULT_POLICY, CheckpointPolicy
 from holdover.state import SlotPool
 from holdover.store import KVPool, SlotAllocator
 
+_IDLE_FACTOR = 4
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -25,7 +27,7 @@ class EngineOptions:
         kv_memory: bytes for KV, live and cached; None likewise.
         max_context: longest sequence; None for the model's own limit.
         max_running: sequences that run together.
-        chunk_size: most tokens of one prefill forward.
+        chunk_size: most tokens of one prefill forward; one that no other request waits for takes four times as many.
         policy: when to take checkpoints.
         poison: fill freed memory with NaN (tests).
     """
@@ -68,6 +70,6 @@ def build_core(host: Host, options: EngineOptions) -> tuple[EngineCore, int]:
     slots = SlotPool(layout.state, memory.num_slots, host.device)
     kv = KVPool(layout.kv, memory.num_rows, host.device, poison=options.poison)
     cache = PrefixCache(SlotAllocator(slots, poison=options.poison), kv)
-    limits = Limits(min(options.max_running, memory.num_slots), options.chunk_size)
+    limits = Limits(min(options.max_running, memory.num_slots), options.chunk_size, _IDLE_FACTOR * options.chunk_size)
     core = EngineCore(Runner(host, slots, kv), cache, limits, options.policy)
     return core, min(max_context, memory.num_rows)

@@ -36,11 +36,13 @@ class Limits:
 
     Attributes:
         max_running: sequences that run together.
-        chunk_size: most tokens of one prefill forward.
+        chunk_size: most tokens of one prefill forward while other sequences wait for their next token.
+        idle_chunk_size: the same while none does.
     """
 
     max_running: int = 16
     chunk_size: int = 512
+    idle_chunk_size: int = 512
 
 
 class EngineCore:
@@ -161,6 +163,8 @@ class EngineCore:
         ready, updates = self._reserve(sequences, count)
         if not ready:
             return updates
+        # neighbouring slots are advanced as one view of the pool
+        ready.sort(key=lambda s: s.place.lease.slot)
         try:
             logits = self._advance(ready, count)
             self._checkpoint_all(ready)
@@ -185,7 +189,8 @@ class EngineCore:
         return logits[:, -1]
 
     def _chunk(self, sequence: Sequence) -> int:
-        count = min(sequence.remaining, self.limits.chunk_size)
+        is_alone = len(self._running) == 1 and not self._waiting
+        count = min(sequence.remaining, self.limits.idle_chunk_size if is_alone else self.limits.chunk_size)
         stop = sequence.next_checkpoint()
         return count if stop is None else min(count, stop - sequence.computed)
 

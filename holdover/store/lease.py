@@ -7,6 +7,7 @@ states of a lease, not different kinds.
 
 from __future__ import annotations
 
+import heapq
 from enum import Enum
 from typing import NamedTuple
 
@@ -95,7 +96,8 @@ class SlotAllocator:
 
     def __init__(self, pool: SlotPool, *, poison: bool = False) -> None:
         self.pool = pool
-        self._free = list(range(pool.num_slots, 0, -1))
+        # a heap: the lowest slots go first, so that those that run together tend to be neighbours
+        self._free = list(range(1, pool.num_slots + 1))
         self._owners: dict[int, SlotLease] = {}
         self._poison = poison
         if poison:
@@ -115,7 +117,7 @@ class SlotAllocator:
         """
         if not self._free:
             raise CapacityError(f"all {self.pool.num_slots} state slots are in use")
-        lease = SlotLease(self, self._free.pop(), state)
+        lease = SlotLease(self, heapq.heappop(self._free), state)
         self._owners[lease.slot] = lease
         return lease
 
@@ -144,7 +146,7 @@ class SlotAllocator:
         if self._owners.get(slot) is not lease:
             raise OwnershipError(f"slot {slot} is not owned by the lease that releases it")
         del self._owners[slot]
-        self._free.append(slot)
+        heapq.heappush(self._free, slot)
         # a released slot is nobody's state, whoever leases it next and forgets to reset it
         self.pool.forget(slot)
         if self._poison:

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from holdover.arch.layout import ModelLayout
-from holdover.engine.hf import attention
+from holdover.engine.hf import attention, norms
 from holdover.engine.hf.mixers import MIXERS, check_runnable, install
 from holdover.engine.step import Step
 
@@ -38,6 +38,7 @@ class HostModel:
         attention.register()
         model.set_attn_implementation(attention.NAME)
         install(model, [layer.index for layer in layout.state.layers], MIXERS)
+        norms.install(model)
         self.model: Any = model.eval().requires_grad_(False)
         self.layout = layout
         self.forwards = 0

@@ -25,12 +25,29 @@ def paged_attention(
     Returns:
         ``[B, T, Hq, Dv]`` in q's dtype; a KV head serves ``Hq // Hkv`` consecutive query heads.
     """
+    if q.shape[1] == 1 and window is None:
+        return _attend_one(q, keys, values, rows, scale)
     out = torch.empty(*q.shape[:3], values.shape[-1], dtype=q.dtype, device=q.device)
     reach = None if window is None else q.shape[1] + window - 1
     for i, sequence in enumerate(rows):
         k, v = _read((keys, values), sequence if reach is None else sequence[-reach:])
         out[i] = _attend(q[i], k, v, scale, window)
     return out
+
+
+def _attend_one(q: Tensor, keys: Tensor, values: Tensor, rows: Sequence[Tensor], scale: float) -> Tensor:
+    """One new token of each sequence: ``q [B, 1, Hq, D]``; returns ``[B, 1, Hq, Dv]``."""
+    # one read for all sequences, cut into each one's own part: calls cost more than short sequences do
+    lengths = [len(sequence) for sequence in rows]
+    together = torch.cat(list(rows)) if len(rows) > 1 else rows[0]
+    k, v = (plane.float().transpose(0, 1).split(lengths, dim=1) for plane in _read((keys, values), together))
+    # the query heads of a KV head are its queries
+    grouped = (q.float() * scale).reshape(q.shape[0], keys.shape[1], -1, q.shape[-1])  # [B, Hkv, G, D]
+    out = torch.empty(*grouped.shape[:3], values.shape[-1], device=q.device)
+    for one, read, ki, vi in zip(grouped.unbind(), out.unbind(), k, v, strict=True):
+        weights = torch.bmm(one, ki.mT).softmax(-1)  # [Hkv, G, L]
+        torch.bmm(weights, vi, out=read)
+    return out.view(*q.shape[:3], -1).to(q.dtype)
 
 
 def _read(planes: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
@@ -43,14 +60,9 @@ def _read(planes: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None) -> Tensor:
     """One sequence: ``q [T, Hq, D]`` over ``k [L, Hkv, D]``, ``v [L, Hkv, Dv]``; returns ``[T, Hq, Dv]``."""
-    tokens, heads, d_v = len(q), q.shape[1], v.shape[-1]
+    tokens, d_v = len(q), v.shape[-1]
     width = max(q.shape[-1], d_v)  # the fast path wants equal widths; zeros change neither scores nor outputs
     q, k, v = (_widen(x.to(q.dtype), width).transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, H, T or L, D]
-    if tokens == 1:
-        # one query sees everything, so the query heads of a KV head can be its queries
-        grouped = q.reshape(1, k.shape[1], -1, width)
-        out = F.scaled_dot_product_attention(grouped, k, v, scale=scale).reshape(1, heads, width)
-        return out[..., :d_v]
     causal = k.shape[2] == tokens and (window is None or window >= tokens)
     mask = None if causal else _mask(tokens, k.shape[2], window, q.device)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True)

@@ -25,7 +25,7 @@ from holdover.ops.slots import in_place
 CHUNK = 32
 
 # elements of a tensor that are worked on at once: temporaries stay in the cache and are reused by the allocator
-TILE = 1 << 17
+TILE = 1 << 18
 
 # chunk sizes are a power of two times this; KDA pairs decays inside such a block directly
 BLOCK = 8

@@ -57,6 +57,12 @@ class JoinedLinear:
         return parts
 
 
+def conv_weight(conv1d: nn.Conv1d) -> torch.Tensor:
+    """Depthwise weight ``[C, W]`` in fp32, laid out tap by tap as the convolution reads it."""
+    weight: torch.Tensor = conv1d.weight.data.squeeze(1).float()
+    return weight.mT.contiguous().mT
+
+
 def install(model: nn.Module, layers: Sequence[int], mixers: Mapping[str, type[Mixer]]) -> None:
     """Replace the forward of every recurrent layer's mixer.
 

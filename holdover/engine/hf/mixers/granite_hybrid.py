@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from holdover.engine.hf.mixers.base import Mixer
+from holdover.engine.hf.mixers.base import Mixer, conv_weight
 from holdover.engine.step import Step
 from holdover.ops.recurrence.mamba2 import torch as mamba2
 
@@ -17,6 +17,7 @@ class GraniteHybridMixer(Mixer):
     def __init__(self, module: nn.Module, layer: int) -> None:
         super().__init__(module, layer)
         m = self.module
+        self.conv_weight = conv_weight(m.conv1d)
         self.widths = [m.intermediate_size, m.conv_dim, m.num_heads]
         self.conv_widths = [m.intermediate_size] + [m.n_groups * m.ssm_state_size] * 2
         # parameters without a time axis, in the precision of the state
@@ -27,7 +28,7 @@ class GraniteHybridMixer(Mixer):
         m = self.module
         batch, length, _ = x.shape
         gate, xbc, dt = m.in_proj(x).split(self.widths, dim=-1)
-        xbc = step.convolve(self.layer, xbc, m.conv1d.weight.squeeze(1), m.conv1d.bias, m.activation)
+        xbc = step.convolve(self.layer, xbc, self.conv_weight, m.conv1d.bias, m.activation)
         values, b, c = xbc.split(self.conv_widths, dim=-1)
         dt = F.softplus(dt.float() + m.dt_bias.float()).clamp(*m.time_step_limit)
         if step.tap is not None:

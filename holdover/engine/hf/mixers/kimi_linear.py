@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from holdover.engine.hf.mixers.base import JoinedLinear, Mixer
+from holdover.engine.hf.mixers.base import JoinedLinear, Mixer, conv_weight
 from holdover.engine.step import Step
 from holdover.ops.norm import gated_rms_norm
 from holdover.ops.recurrence.gates import softplus_gate
@@ -18,6 +18,7 @@ class KimiLinearMixer(Mixer):
     def __init__(self, module: nn.Module, layer: int) -> None:
         super().__init__(module, layer)
         m = self.module
+        self.conv_weight = conv_weight(m.conv1d)
         self.project = JoinedLinear([m.q_proj, m.k_proj, m.v_proj, m.forget_gate.f_a_proj, m.b_proj, m.g_a_proj])
         self.qkv_width = 3 * m.qkv_dim
         # one rate per head over one bias per (head, key channel)
@@ -32,7 +33,7 @@ class KimiLinearMixer(Mixer):
         *_, f, b, g = parts = self.project(x)
         # q, k and v are neighbours in the joined output
         qkv = parts[0].as_strided((batch, length, self.qkv_width), parts[0].stride(), parts[0].storage_offset())
-        qkv = step.convolve(self.layer, qkv, m.conv1d.weight.squeeze(1), m.conv1d.bias, m.activation)
+        qkv = step.convolve(self.layer, qkv, self.conv_weight, m.conv1d.bias, m.activation)
         q, k, v = (part.unflatten(-1, heads) for part in qkv.chunk(3, dim=-1))
         log_decay = softplus_gate(m.forget_gate.f_b_proj(f).unflatten(-1, heads), self.a_log, self.dt_bias)
         if step.tap is not None:

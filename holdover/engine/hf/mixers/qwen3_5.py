@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from holdover.engine.hf.mixers.base import JoinedLinear, Mixer
+from holdover.engine.hf.mixers.base import JoinedLinear, Mixer, conv_weight
 from holdover.engine.step import Step
 from holdover.ops.norm import gated_rms_norm
 from holdover.ops.recurrence.gates import softplus_gate
@@ -18,6 +18,7 @@ class Qwen35Mixer(Mixer):
     def __init__(self, module: nn.Module, layer: int) -> None:
         super().__init__(module, layer)
         m = self.module
+        self.conv_weight = conv_weight(m.conv1d)
         self.project = JoinedLinear([m.in_proj_qkv, m.in_proj_z, m.in_proj_b, m.in_proj_a])
 
     def mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
@@ -25,7 +26,7 @@ class Qwen35Mixer(Mixer):
         m = self.module
         batch, length, _ = x.shape
         qkv, z, b, a = self.project(x)
-        qkv = step.convolve(self.layer, qkv, m.conv1d.weight.squeeze(1), m.conv1d.bias, m.activation)
+        qkv = step.convolve(self.layer, qkv, self.conv_weight, m.conv1d.bias, m.activation)
         q, k, v = qkv.split([m.key_dim, m.key_dim, m.value_dim], dim=-1)
         log_decay = softplus_gate(a, m.A_log, m.dt_bias)
         if step.tap is not None:

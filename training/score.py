@@ -4,7 +4,8 @@
     python training/score.py assets/models/tiny-gdn --prompts 500 --json scores.json --seed 7 --device cuda
 
 Prompts come from ``tasks.py`` with a seed that training never uses, and from sentences that it never saw where
-``training/data`` exists (otherwise from the plain sentences in ``tasks.NOISE``).  ``multiturn`` asks four questions
+``training/data`` exists (otherwise from the plain sentences in ``tasks.NOISE``).  Recall is scored by default;
+``--tasks all`` adds the rest.  ``multiturn`` asks four questions
 about one context in successive turns, the model's own answers standing in the history; all four must be right.
 """
 
@@ -30,6 +31,7 @@ from training.tokenizer import render
 LENGTHS = (256, 512, 1024, 2048, 4096)
 SHARES = (0.4, 0.3, 0.16, 0.1, 0.04)  # of a task's prompts; the longest cost most time
 TASKS = (*SCORED, "multiturn")
+RECALL = ("recall", "needle", "multikey")  # what is scored unless other tasks are asked for
 TURNS = 4
 Generate = Callable[[list[list[int]], int], list[list[int]]]  # (prompts, new tokens) -> answers, as token ids
 
@@ -120,7 +122,7 @@ def holdover_engine(path: Path, tokenizer: Any, device: str) -> Generate:
     """Greedy generation with this package's engine."""
     from holdover import Engine, SamplingParams
 
-    engine = Engine.from_pretrained(str(path))
+    engine = Engine.from_pretrained(str(path), device=device)
 
     def generate(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
         outputs = engine.generate(prompts, SamplingParams(temperature=0.0, max_tokens=new_tokens))
@@ -195,14 +197,21 @@ def show(scores: dict[str, dict[str, dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def _tasks(text: str) -> tuple[str, ...]:
+    names = TASKS if text == "all" else tuple(text.split(","))
+    if unknown := [name for name in names if name not in TASKS]:
+        raise argparse.ArgumentTypeError(f"no task {unknown[0]!r}; there are all, {', '.join(TASKS)}")
+    return names
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Score a model on fresh recall tasks.")
     parser.add_argument("model", type=Path)
     parser.add_argument("--prompts", type=int, default=500, help="per task, spread over the lengths")
     parser.add_argument("--lengths", type=lambda s: tuple(map(int, s.split(","))), default=LENGTHS)
-    parser.add_argument("--tasks", type=lambda s: tuple(s.split(",")), default=TASKS)
+    parser.add_argument("--tasks", type=_tasks, default=RECALL, help="comma-separated, or all")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--engine", choices=list(ENGINES), default="transformers")
+    parser.add_argument("--engine", choices=list(ENGINES), default="holdover")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch-tokens", type=int, default=0, help="prompt tokens a batch; 0 picks by device")
     parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data")

@@ -64,7 +64,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = 
     width = max(q.shape[-1], d_v)  # the fast path wants equal widths; zeros change neither scores nor outputs
     q, k, v = (_widen(x.to(q.dtype), width).transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, H, T or L, D]
     causal = k.shape[2] == tokens and (window is None or window >= tokens)
-    mask = None if causal else _mask(tokens, k.shape[2], window, q.device)
+    mask = None if causal else _mask(tokens, k.shape[2], window, q)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True)
     return out[0].transpose(0, 1)[..., :d_v]
 
@@ -73,10 +73,12 @@ def _widen(x: Tensor, width: int) -> Tensor:
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
-def _mask(tokens: int, length: int, window: int | None, device: torch.device) -> Tensor:
-    """True where query t of the ``tokens`` newest sees token j of ``length``: ``[T, L]``."""
-    visible = torch.ones(tokens, length, dtype=torch.bool, device=device).tril_(length - tokens)
-    return visible if window is None else visible.triu_(length - tokens - window + 1)
+def _mask(tokens: int, length: int, window: int | None, like: Tensor) -> Tensor:
+    """0 where query t of the ``tokens`` newest sees token j of ``length``, else -inf: ``[T, L]``."""
+    # additive: a boolean mask would be turned into this one at every call
+    hidden = torch.full((tokens, length), float("-inf"), dtype=like.dtype, device=like.device)
+    later = hidden.triu(length - tokens + 1)
+    return later if window is None else later + hidden.tril(length - tokens - window)
 
 
 def paged_latent_attention(

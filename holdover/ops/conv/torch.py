@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -55,21 +57,30 @@ def sequence(
         ``[B, T, C]`` in x's dtype.
     """
     _check(activation)
-    tokens = x.shape[1]
     taps = weight.mT.float().contiguous().unbind()  # W of [C]
+    past = len(taps) - 1
     out = torch.empty_like(x)
     for part, history in in_place(pool, slots):
-        inputs = torch.cat([history.to(x.dtype), x[part]], dim=1)  # [b, W-1+T, C]
-        history.copy_(inputs[:, tokens:])
-        tile = max(1, TILE // (inputs.shape[0] * inputs.shape[2]))
-        for start in range(0, tokens, tile):
-            length = min(tile, tokens - start)
-            window = inputs[:, start : start + length + len(taps) - 1].float()
-            y = window[:, :length] * taps[0]
-            for offset, tap in enumerate(taps[1:], start=1):
-                y.addcmul_(window[:, offset : offset + length], tap)
-            out[part, start : start + length] = _finish(y, bias, activation)
+        # only the first outputs see the history: the rest read x where it lies
+        head = torch.cat([history.to(x.dtype), x[part, :past]], dim=1)
+        _convolve(head, taps, out[part, :past], bias, activation)
+        _convolve(x[part], taps, out[part, past:], bias, activation)
+        latest = x[part] if x.shape[1] >= past else head
+        history.copy_(latest[:, latest.shape[1] - past :])
     return out
+
+
+def _convolve(inputs: Tensor, taps: Sequence[Tensor], out: Tensor, bias: Tensor | None, activation: str | None) -> None:
+    """Outputs ``out [b, n, C]`` of ``inputs [b, n + W - 1, C]``."""
+    batch, tokens, channels = out.shape
+    tile = max(1, TILE // (batch * channels))
+    for start in range(0, tokens, tile):
+        length = min(tile, tokens - start)
+        window = inputs[:, start : start + length + len(taps) - 1].float()
+        y = window[:, :length] * taps[0]
+        for offset, tap in enumerate(taps[1:], start=1):
+            y.addcmul_(window[:, offset : offset + length], tap)
+        out[:, start : start + length] = _finish(y, bias, activation)
 
 
 def _check(activation: str | None) -> None:

@@ -25,7 +25,7 @@ def _reason(request: Request, total: int, kv: int, state: int) -> str:
     if request.params.prompt_logprobs is not None:
         return "miss: prompt logprobs need every prompt token computed"
     if kv == 0:
-        return "miss: no cached prompt of this tenant begins with this prompt's first token"
+        return "miss: no cached prompt of this tenant begins as this one does"
     if state == 0:
         return f"miss: KV is cached for {kv} of {total} tokens, but no checkpoint of the state lies at or below that"
     if state >= kv or state >= total - 1:

@@ -85,9 +85,13 @@ class PromptTail(NoCheckpoints):
     """Keep a state just below the prompt's end, so that the same prompt again computes only its last tokens."""
 
     def prompt_depths(self, prompt: Prompt) -> Iterable[int]:
-        """The last aligned depth below the prompt's length; for a short prompt, all but its last token."""
+        """The last aligned depth below the prompt's length; for a short prompt, all but its last token.
+
+        None where the resumed state is about as good: stopping there would cost a forward and save little.
+        """
         last = prompt.length - 1
-        return (last // ALIGNMENT * ALIGNMENT or last,)
+        depth = last // ALIGNMENT * ALIGNMENT or last
+        return () if prompt.resumed and depth - prompt.resumed < 2 * ALIGNMENT else (depth,)
 
 
 @dataclass(frozen=True)
@@ -157,4 +161,4 @@ class AnyOf:
         return any(policy.at_end() for policy in self.policies)
 
 
-DEFAULT_POLICY = AnyOf((EndOfRequest(), MessageBoundaries(), BranchPoint(), PromptTail(), EveryN(1024), Wanted()))
+DEFAULT_POLICY = AnyOf((EndOfRequest(), MessageBoundaries(), BranchPoint(), PromptTail(), EveryN(2048), Wanted()))

@@ -27,7 +27,8 @@ class EngineOptions:
         kv_memory: bytes for KV, live and cached; None likewise.
         max_context: longest sequence; None for the model's own limit.
         max_running: sequences that run together.
-        chunk_size: most tokens of one prefill forward; one that no other request waits for takes four times as many.
+        chunk_size: most tokens of one prefill forward while other requests wait for their next token.
+        idle_chunk_size: the same while none does; None for four times as many.
         policy: when to take checkpoints.
         poison: fill freed memory with NaN (tests).
     """
@@ -39,11 +40,12 @@ class EngineOptions:
     max_context: int | None = None
     max_running: int = 16
     chunk_size: int = 512
+    idle_chunk_size: int | None = None
     policy: CheckpointPolicy = DEFAULT_POLICY
     poison: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_running", "chunk_size", "max_context", "state_memory", "kv_memory"):
+        for name in ("max_running", "chunk_size", "idle_chunk_size", "max_context", "state_memory", "kv_memory"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
@@ -70,6 +72,7 @@ def build_core(host: Host, options: EngineOptions) -> tuple[EngineCore, int]:
     slots = SlotPool(layout.state, memory.num_slots, host.device)
     kv = KVPool(layout.kv, memory.num_rows, host.device, poison=options.poison)
     cache = PrefixCache(SlotAllocator(slots, poison=options.poison), kv)
-    limits = Limits(min(options.max_running, memory.num_slots), options.chunk_size, _IDLE_FACTOR * options.chunk_size)
+    idle_chunk_size = options.idle_chunk_size or _IDLE_FACTOR * options.chunk_size
+    limits = Limits(min(options.max_running, memory.num_slots), options.chunk_size, idle_chunk_size)
     core = EngineCore(Runner(host, slots, kv), cache, limits, options.policy)
     return core, min(max_context, memory.num_rows)

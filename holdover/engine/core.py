@@ -40,9 +40,9 @@ class Limits:
         idle_chunk_size: the same while none does.
     """
 
-    max_running: int = 16
-    chunk_size: int = 512
-    idle_chunk_size: int = 512
+    max_running: int
+    chunk_size: int
+    idle_chunk_size: int
 
 
 class EngineCore:

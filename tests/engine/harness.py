@@ -127,6 +127,7 @@ class Bench:
         rows: KV rows.
         max_running: sequences together; may be more than there are slots.
         chunk: tokens of a prefill forward.
+        idle_chunk: the same while no other request is there; None for as many.
         policy: when to take checkpoints.
         dtype: what the model runs in.
         end_tokens: tokens that end a text.
@@ -140,6 +141,7 @@ class Bench:
         rows: int = 600,
         max_running: int = 16,
         chunk: int = CHUNK,
+        idle_chunk: int | None = None,
         policy: CheckpointPolicy = END_AND_WANTED,
         dtype: str = "float32",
         end_tokens: Iterable[int] = (),
@@ -150,7 +152,7 @@ class Bench:
             **budgets(self.host.layout, slots, rows), chunk_size=chunk, policy=policy, poison=True, dtype=dtype
         )
         self.core, max_context = build_core(self.host, options)
-        self.core.limits = Limits(max_running, chunk)
+        self.core.limits = Limits(max_running, chunk, idle_chunk or chunk)
         self.prepare = Preparer(
             Bytes(),
             digest=f"{name}:{dtype}",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from holdover.engine.hf import attention
+from holdover.prefix.policies import NoCheckpoints
 from tests.arch.table import ARCHITECTURES
 from tests.engine.harness import TOY, Bench, prompt_of
 from tests.engine.toy import VOCAB
@@ -81,3 +82,15 @@ def test_stats_count_what_ran() -> None:
     assert (stats.decode_forwards, stats.decode_tokens) == (4, 4)
     bench.serve(prompt, tokens=5)
     assert (stats.prompt_tokens, stats.hit_tokens, stats.finished) == (40, 10, 2)
+
+
+def test_a_prefill_that_nobody_waits_for_takes_longer_chunks() -> None:
+    bench = Bench(TOY, chunk=4, idle_chunk=16, policy=NoCheckpoints())
+    prompt = prompt_of(32, vocab=VOCAB)
+    bench.serve(prompt, tokens=2)
+    assert (bench.core.stats.prefill_forwards, bench.core.stats.prefill_tokens) == (2, 32)
+    for _ in range(2):
+        bench.add(prompt, tokens=2)
+    bench.run()
+    # while both are there, 4 tokens a forward
+    assert bench.core.stats.prefill_forwards >= 2 + 8

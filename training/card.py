@@ -2,8 +2,9 @@
 
     python -m training.card --model assets/models/tiny-gdn --results training/results/tiny-gdn
 
-``results`` holds ``log.jsonl`` (the run's), ``scores*.json`` (from ``score.py``, pooled), ``held_out.json``,
-``state.json`` (from ``state_check.py``) and ``run.json`` (a list of remarks).  Horizons come from the weights.
+``results`` holds ``log.jsonl`` (the run's), ``scores*.json`` (from ``score.py``, pooled), ``recall.json`` (from its
+defaults), ``held_out.json``, ``state.json`` (from ``state_check.py``) and ``run.json`` (a list of remarks).  Horizons
+come from the weights.
 """
 
 from __future__ import annotations
@@ -133,6 +134,7 @@ def card(path: Path, results: Path) -> str:
     seeds = " and ".join(str(seed) for seed in dict.fromkeys(report["seed"] for report in reports))
     state = json.loads((results / "state.json").read_text("utf-8"))
     remarks = json.loads((results / "run.json").read_text("utf-8"))["remarks"]
+    recall = json.loads((results / "recall.json").read_text("utf-8"))
     last, exact = log[-1], next(row["exact"] for row in reversed(log) if "exact" in row)
     c = model.config
     parameters = sum(p.numel() for p in model.parameters())
@@ -176,6 +178,11 @@ upper bound in tokens; contexts mostly fill 75 % or more of it.
   the history; all four must be right.
 
 {missed(scores)}
+
+Recall again through Holdover's own engine on {recall["device"]}, seed {recall["seed"]}, filler from \
+{"held-out text" if recall["held_out_text"] else "the plain sentences that ship with `training/tasks.py`"}:
+
+{score_table(recall["scores"])}
 
 The trainer's last validation (other unseen prompts, every answer token likeliest given the true ones before it, which
 for a single answer is greedy exact match):

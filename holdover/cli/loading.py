@@ -26,7 +26,12 @@ StateMemory = Annotated[
 KVMemory = Annotated[str | None, typer.Option("--kv-memory", help="Keys and values, live and cached; likewise.")]
 MaxContext = Annotated[int | None, typer.Option(help="Longest sequence in tokens; the model's own limit if unset.")]
 MaxRunning = Annotated[int, typer.Option(help="Sequences that run together.")]
-ChunkSize = Annotated[int, typer.Option(help="Most prompt tokens of one forward.")]
+ChunkSize = Annotated[
+    int,
+    typer.Option(
+        help="Most prompt tokens of one forward while other requests wait; four times as many while none does."
+    ),
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads that torch computes with; its own choice if unset.")]
 
 

@@ -199,14 +199,16 @@ class EngineCore:
         updates: list[Update] = []
         try:
             self._residence.grow(sequences, count)
-        except Exception:
+        except Exception as error:
+            if not isinstance(error, CapacityError):
+                logger.exception("no rows for %d sequences together", len(sequences))
             # one by one, oldest first: it may be that only some can be served
             for sequence in sequences:
                 try:
                     self._make_room(sequence, count)
-                except Exception as error:
+                except Exception as failure:
                     logger.exception("no rows for request %s", sequence.request.id)
-                    updates.append(self._end(sequence, "error", error))
+                    updates.append(self._end(sequence, "error", failure))
         # making room for one may have preempted another
         return [s for s in sequences if s.is_running], updates
 

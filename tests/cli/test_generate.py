@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from holdover import Engine, SamplingParams
-from holdover.weights.bundled import DEFAULT_MODEL, bundled_path
 from tests.cli.run import error_line, invoke
 
 PROMPT = "the cat sat"
@@ -68,7 +67,6 @@ def test_refused_parameters(model: Path) -> None:
     assert "max_tokens" in error_line(result.stderr)
 
 
-@pytest.mark.skipif(bundled_path(DEFAULT_MODEL) is None, reason="the bundled model is not here")
 def test_default_model() -> None:
     result = invoke("generate", "Hello", "--max-tokens", "4")
     assert (result.exit_code, result.stdout.endswith("\n")) == (0, True), result.stderr

@@ -102,7 +102,9 @@ def test_no_sizes(text: str) -> None:
         parse_bytes(text)
 
 
-@pytest.mark.parametrize("name", ["max_running", "chunk_size", "max_context", "state_memory", "kv_memory"])
+@pytest.mark.parametrize(
+    "name", ["max_running", "chunk_size", "idle_chunk_size", "max_context", "state_memory", "kv_memory"]
+)
 @pytest.mark.parametrize("value", [0, -1])
 def test_options_below_one_are_refused(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be at least 1, got {value}"):

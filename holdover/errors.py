@@ -48,3 +48,11 @@ class CheckpointMismatchError(HoldoverError):
 
 class IntegrityError(HoldoverError):
     """An internal counter or owner disagrees with what it should be; the message names the ids."""
+
+
+class PlanError(HoldoverError):
+    """A retention plan cannot be made, read or used with this model."""
+
+
+class SpillError(HoldoverError):
+    """A spilled checkpoint cannot be written, or is damaged, truncated or another's."""

@@ -26,9 +26,10 @@ class Gate:
 
     ``softplus``: log-decay ``-exp(A_log) * clamp(softplus(f + dt_bias), dt_min, dt_max)``.
     ``bounded``: log-decay ``lower_bound * sigmoid(exp(A_log) * (f + dt_bias))``.
+    ``exponential``: log-decay ``-exp(f + dt_bias)``, without ``A_log`` (RWKV-6, whose ``dt_bias`` is ``time_decay``).
 
     Attributes:
-        form: which of the two.
+        form: which of the three.
         lower_bound: most negative log-decay of the bounded form, per token.
         dt_min: lower clamp of the softplus.
         dt_max: upper clamp of the softplus.
@@ -42,14 +43,23 @@ class Gate:
 
 @dataclass(frozen=True)
 class DecayNames:
-    """The two decay parameters of one recurrent layer, relative to the layer (templates) or whole (resolved)."""
+    """The decay parameters of one recurrent layer, relative to the layer (templates) or whole (resolved).
 
-    a_log: str
+    Attributes:
+        a_log: the learned log-scale, or None where the gate's form has none.
+        dt_bias: the learned bias.
+    """
+
+    a_log: str | None
     dt_bias: str
 
     def under(self, prefix: str) -> DecayNames:
         """The names below ``prefix``."""
-        return DecayNames(prefix + self.a_log, prefix + self.dt_bias)
+        return DecayNames(None if self.a_log is None else prefix + self.a_log, prefix + self.dt_bias)
+
+    def present(self) -> tuple[str, ...]:
+        """The names that there are."""
+        return (self.dt_bias,) if self.a_log is None else (self.a_log, self.dt_bias)
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,8 @@ class Architecture:
         prefixes: templates of a layer's prefix in published files, the usual one first.
         published: decay parameters below a prefix in published files.
         loaded: decay parameters below ``model.layers.{i}.`` in the loaded module.
-        coupled: parameters of a recurrent layer that are coupled to heads.
+        coupled: parameters of a recurrent layer that are coupled to heads; not declared where nothing runs the model.
+        hosted: whether the embedded host runs it; others are read from their files only.
     """
 
     name: str
@@ -115,7 +126,8 @@ class Architecture:
     prefixes: tuple[str, ...]
     published: DecayNames
     loaded: DecayNames
-    coupled: tuple[CoupledTensor, ...]
+    coupled: tuple[CoupledTensor, ...] = ()
+    hosted: bool = True
 
     def loaded_decay(self, index: int) -> DecayNames:
         """Decay parameters of layer ``index`` in the loaded causal language model."""
@@ -127,15 +139,15 @@ class Architecture:
         Files that were written with the loaded names are understood too.
 
         Raises:
-            WeightsError: no pair of known names is there.
+            WeightsError: no known names are there.
         """
         candidates = [
             names.under(prefix.format(i=index)) for names in (self.published, self.loaded) for prefix in self.prefixes
         ]
         for names in candidates:
-            if names.a_log in available and names.dt_bias in available:
+            if all(name in available for name in names.present()):
                 return names
-        tried = ", ".join(dict.fromkeys(f"{names.a_log} with {names.dt_bias}" for names in candidates))
+        tried = ", ".join(dict.fromkeys(" with ".join(names.present()) for names in candidates))
         raise WeightsError(f"no decay parameters of layer {index} in the model's files; looked for {tried}")
 
     def coupled_in(self, form: Literal["published", "loaded"]) -> tuple[CoupledTensor, ...]:

@@ -17,6 +17,8 @@ _KINDS: dict[str, LayerKind] = {
     "mamba": "recurrent",
     "full_attention": "attention",
     "attention": "attention",
+    "deepseek_sparse_attention": "attention",
+    "indexed_attention": "attention",
 }
 # far above any model; keeps a wrong number from allocating without end
 _MOST_LAYERS = 10_000
@@ -51,13 +53,19 @@ def read_rotary(fields: Fields, head_dim: int, *, partial: float = 1.0) -> Rotar
         head_dim: dimensions of a key head.
         partial: rotated fraction of a head where the configuration does not say.
     """
-    rope = fields.section("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+    rope = _rope(fields)
     holder = rope if rope.has("partial_rotary_factor") else fields
     fraction = holder.number("partial_rotary_factor", default=partial)
     dims = int(head_dim * fraction)
     if not 0 < dims <= head_dim or dims % 2:
         wanted = f"a fraction of the head dimension {head_dim} that gives an even number of dimensions"
         raise holder.invalid(("partial_rotary_factor",), fraction, wanted)
+    return rotary_of(fields, dims)
+
+
+def rotary_of(fields: Fields, dims: int) -> Rotary:
+    """The rotary embedding of ``dims`` dimensions, whatever fraction of a head the configuration speaks of."""
+    rope = _rope(fields)
     holder = rope if rope.has("rope_theta") else fields
     base = holder.number("rope_theta", default=_DEFAULT_ROPE_BASE)
     if base <= 0:
@@ -67,12 +75,18 @@ def read_rotary(fields: Fields, head_dim: int, *, partial: float = 1.0) -> Rotar
     return Rotary(dims=dims, base=base, scaling="default" if scaling == "mrope" else scaling)
 
 
+def _rope(fields: Fields) -> Fields:
+    return fields.section("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+
+
 def assemble(
     name: str,
     fields: Fields,
     dtypes: tuple[str, str],
     recurrent: Sequence[RecurrentLayer],
     attention: Sequence[AttentionLayer],
+    *,
+    max_context: int | None = None,
 ) -> ModelLayout:
     """The whole layout.
 
@@ -82,6 +96,7 @@ def assemble(
         dtypes: dtype of the published weights, and of conv state and KV in the host.
         recurrent: recurrent layers in stack order.
         attention: attention layers in stack order.
+        max_context: longest sequence in tokens where the configuration does not say; None if it must say.
 
     Raises:
         UnsupportedArchitectureError: there is no recurrent layer.
@@ -97,7 +112,7 @@ def assemble(
         kv=KVLayout(tuple(attention), dtype=host),
         num_layers=layer_count(fields),
         vocab_size=fields.integer("vocab_size"),
-        max_context=fields.integer("max_position_embeddings", "model_max_length"),
+        max_context=fields.integer("max_position_embeddings", "model_max_length", default=max_context),
         dtype=published,
     )
 

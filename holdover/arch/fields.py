@@ -56,6 +56,13 @@ class Fields:
             raise self.invalid(names, value, "a string")
         return value
 
+    def flag(self, name: str, *, default: bool) -> bool:
+        """True or false. Raises ConfigError otherwise."""
+        value = self._required((name,), default, "true or false")
+        if not isinstance(value, bool):
+            raise self.invalid((name,), value, "true or false")
+        return value
+
     def sequence(self, name: str) -> Sequence[Any]:
         """A list of anything. Raises ConfigError otherwise."""
         value = self._required((name,), None, "a list")

@@ -1,11 +1,16 @@
-"""Kimi-Linear: Kimi delta attention (decay per key channel) and latent attention without positions."""
+"""Kimi-Linear and the text part of Kimi-K3: Kimi delta attention (decay per key channel) and latent attention.
+
+Neither has positions. Kimi-K3's configuration wraps one of Kimi-Linear with a bounded gate, and its files pad ``A_log``
+with zeros behind the last head.
+"""
 
 from __future__ import annotations
 
 from holdover.arch.architecture import Architecture, CoupledTensor, DecayNames, Gate, Segment
 from holdover.arch.common import LayerKind, assemble, indices, layer_count, listed_kinds
 from holdover.arch.fields import Fields
-from holdover.arch.layout import AttentionLayer, ModelLayout, RecurrentLayer
+from holdover.arch.kda import bounded_gate, sectioned_kda_layer
+from holdover.arch.layout import AttentionLayer, ModelLayout
 from holdover.errors import ConfigError
 
 _NAME = "kimi_linear"
@@ -17,7 +22,7 @@ def _read_layout(fields: Fields, published: str, host: str) -> ModelLayout:
         raise fields.invalid(("mla_use_nope",), False, "true: cached latents are read as they are, without rotation")
     kinds = _kinds(fields)
     gate = _read_gate(fields)
-    recurrent = [_recurrent(fields, gate, index) for index in indices(kinds, "recurrent")]
+    recurrent = [sectioned_kda_layer(fields, gate, index) for index in indices(kinds, "recurrent")]
     attention = [_attention(fields, index) for index in indices(kinds, "attention")]
     return assemble(_NAME, fields, (published, host), recurrent, attention)
 
@@ -47,33 +52,6 @@ def _kinds(fields: Fields) -> tuple[LayerKind, ...]:
     return tuple(by_number[number] for number in range(1, count + 1))
 
 
-def _recurrent(fields: Fields, gate: Gate, index: int) -> RecurrentLayer:
-    heads = _linear(fields, "num_heads", "linear_num_heads")
-    width = _linear(fields, "head_dim", "linear_head_dim")
-    return RecurrentLayer(
-        index=index,
-        family="kda",
-        heads=heads,
-        key_heads=heads,
-        d_k=width,
-        d_v=width,
-        unit="channel",
-        conv_channels=3 * heads * width,
-        conv_width=_linear(fields, "short_conv_kernel_size", "linear_conv_kernel_dim", minimum=2),
-        gate=gate.form,
-    )
-
-
-def _linear(fields: Fields, published: str, native: str, *, minimum: int = 1) -> int:
-    """A size of the recurrent layers; the published section wins, as it does in the host."""
-    linear = fields.section("linear_attn_config")
-    if linear.has(published):
-        return linear.integer(published, minimum=minimum)
-    if fields.has(native):
-        return fields.integer(native, minimum=minimum)
-    raise ConfigError(f"config: neither linear_attn_config.{published} nor {native} is set; wanted a positive integer")
-
-
 def _attention(fields: Fields, index: int) -> AttentionLayer:
     latent, shared = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
     return AttentionLayer(index, "latent", 1, latent, shared, fields.integer("num_attention_heads"))
@@ -81,18 +59,13 @@ def _attention(fields: Fields, index: int) -> AttentionLayer:
 
 def _read_gate(fields: Fields) -> Gate:
     linear = fields.section("linear_attn_config")
-    if not linear.has("gate_lower_bound"):
-        return Gate()
-    bound = linear.number("gate_lower_bound")
-    if bound >= 0:
-        raise linear.invalid(("gate_lower_bound",), bound, "a negative number")
-    return Gate("bounded", lower_bound=bound)
+    return bounded_gate(linear, "gate_lower_bound") if linear.has("gate_lower_bound") else Gate()
 
 
 ARCHITECTURE = Architecture(
     name=_NAME,
-    model_types=("kimi_linear",),
-    classes=("KimiLinearForCausalLM",),
+    model_types=("kimi_linear", "kimi_k3"),
+    classes=("KimiLinearForCausalLM", "KimiK3ForConditionalGeneration"),
     read_layout=_read_layout,
     read_gate=_read_gate,
     prefixes=("model.layers.{i}.", "language_model.model.layers.{i}."),

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-Family = Literal["gdn", "kda", "mamba2"]
+Family = Literal["gdn", "kda", "mamba2", "rwkv6"]
 Unit = Literal["head", "channel"]
-GateForm = Literal["softplus", "bounded"]
+GateForm = Literal["softplus", "bounded", "exponential"]
 KVKind = Literal["heads", "latent"]
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -103,6 +103,11 @@ class StateLayout:
     def digest(self) -> str:
         """Hex digest that differs whenever the meaning or order of a checkpoint's bytes does."""
         return _digest(self)
+
+    @cached_property
+    def shape_digest(self) -> str:
+        """Hex digest of the layers alone: the same in whatever dtype a host runs the model."""
+        return _digest(replace(self, conv_dtype="", temporal_dtype=""))
 
 
 @dataclass(frozen=True)

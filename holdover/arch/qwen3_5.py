@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from holdover.arch.architecture import Architecture, CoupledTensor, DecayNames, Gate, Segment
 from holdover.arch.common import LayerKind, assemble, divided, indices, layer_count, listed_kinds, read_rotary
 from holdover.arch.fields import Fields
@@ -12,11 +14,12 @@ _NAME = "qwen3_5"
 _KEYS, _VALUES, _HEADS = Segment("key", "d_k"), Segment("value", "d_v"), Segment("value", "one")
 
 
-def _read_layout(fields: Fields, published: str, host: str) -> ModelLayout:
+def read_gdn_layout(name: str, fields: Fields, published: str, host: str) -> ModelLayout:
+    """The layout that Qwen3.5 and Qwen3-Next share; ``name`` is the registry name."""
     kinds = _kinds(fields)
     recurrent = [_recurrent(fields, index) for index in indices(kinds, "recurrent")]
     attention = [_attention(fields, index) for index in indices(kinds, "attention")]
-    return assemble(_NAME, fields, (published, host), recurrent, attention)
+    return assemble(name, fields, (published, host), recurrent, attention)
 
 
 def _kinds(fields: Fields) -> tuple[LayerKind, ...]:
@@ -63,7 +66,7 @@ ARCHITECTURE = Architecture(
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
     ),
-    read_layout=_read_layout,
+    read_layout=partial(read_gdn_layout, _NAME),
     read_gate=lambda fields: Gate(),
     # the published models are multimodal, their text-only copies are not
     prefixes=("model.language_model.layers.{i}.", "model.layers.{i}."),

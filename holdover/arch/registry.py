@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdover.arch import granite_hybrid, kimi_linear, qwen3_5
+from holdover.arch import bailing_hybrid, glm5_next, granite_hybrid, kimi_linear, qwen3_5, qwen3_next, rwkv6
 from holdover.arch.architecture import Architecture, Gate
 from holdover.arch.fields import Fields
 from holdover.arch.layout import DTYPE_BYTES, ModelLayout
 from holdover.arch.refusals import attention_only, refusal
 from holdover.errors import ConfigError, UnsupportedArchitectureError
 
-ARCHITECTURES: dict[str, Architecture] = {
-    module.ARCHITECTURE.name: module.ARCHITECTURE for module in (qwen3_5, kimi_linear, granite_hybrid)
-}
+_MODULES = (qwen3_5, kimi_linear, granite_hybrid, qwen3_next, bailing_hybrid, glm5_next, rwkv6)
+ARCHITECTURES: dict[str, Architecture] = {module.ARCHITECTURE.name: module.ARCHITECTURE for module in _MODULES}
 _DEFAULT_DTYPE = "bfloat16"
 
 
@@ -89,7 +88,8 @@ def _select(view: _View) -> Architecture:
 
 def _unsupported(view: _View, model_types: list[str], classes: list[str]) -> UnsupportedArchitectureError:
     seen = ", ".join(dict.fromkeys((*model_types, *classes)))
-    supported = ", ".join(name for row in ARCHITECTURES.values() for name in row.classes if name.endswith("CausalLM"))
+    hosted = [row for row in ARCHITECTURES.values() if row.hosted]
+    supported = ", ".join(name for row in hosted for name in row.classes if name.endswith("CausalLM"))
     refused = refusal((*model_types, *classes))
     if refused is not None:
         name, reason = refused

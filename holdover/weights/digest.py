@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
+from holdover.weights.files import ModelFiles, RangeFile
 from holdover.weights.header import Header, read_header
-from holdover.weights.source import ModelFiles, WeightFile
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -33,20 +33,30 @@ def model_digest(files: ModelFiles) -> str:
         WeightsError: a header does not parse.
     """
     digest = hashlib.sha256()
-    config = {key: value for key, value in files.config.items() if key not in _IGNORED_KEYS}
-    _add(digest, json.dumps(config, sort_keys=True, separators=(",", ":")).encode())
+    add_part(digest, canonical_config(files.config))
     for file in files.weights:
         _add_file(digest, file)
     return digest.hexdigest()
 
 
-def _add_file(digest: _Hash, file: WeightFile) -> None:
+def canonical_config(config: Mapping[str, Any]) -> bytes:
+    """The same bytes for every configuration that describes the same model."""
+    kept = {key: value for key, value in config.items() if key not in _IGNORED_KEYS}
+    return json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()
+
+
+def add_part(digest: _Hash, part: bytes) -> None:
+    """Hash one part of a list of parts, its length first: no two lists hash the same bytes."""
+    digest.update(len(part).to_bytes(8, "little"))
+    digest.update(part)
+
+
+def _add_file(digest: _Hash, file: RangeFile) -> None:
     header = read_header(file)
-    _add(digest, str(file.size).encode())
-    _add(digest, header.raw)
-    with file.open() as stream:
-        for start, length in _samples(header):
-            _add(digest, _read(stream, header.data_start + start, length))
+    add_part(digest, str(file.size).encode())
+    add_part(digest, header.raw)
+    for start, length in _samples(header):
+        add_part(digest, file.read(header.data_start + start, length))
 
 
 def _samples(header: Header) -> Iterator[tuple[int, int]]:
@@ -59,14 +69,3 @@ def _samples(header: Header) -> Iterator[tuple[int, int]]:
     last = header.data_length - length
     spans.update((last * step // (STRIDED_SAMPLES - 1), length) for step in range(STRIDED_SAMPLES))
     return iter(sorted(spans))
-
-
-def _read(stream: BinaryIO, start: int, length: int) -> bytes:
-    stream.seek(start)
-    return stream.read(length)
-
-
-def _add(digest: _Hash, part: bytes) -> None:
-    # the length first, so that no two lists of parts hash the same bytes
-    digest.update(len(part).to_bytes(8, "little"))
-    digest.update(part)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdover.errors import WeightsError
-from holdover.weights.source import WeightFile
+from holdover.weights.files import ModelFiles, RangeFile
 
 LENGTH_BYTES = 8
 # the format's own limit; a longer one is not a header
@@ -58,29 +58,32 @@ class Header:
     data_length: int
 
 
-def read_header(file: WeightFile) -> Header:
+def read_header(file: RangeFile) -> Header:
     """Read and verify the header of ``file`` without touching its data.
 
     Raises:
         WeightsError: the file is truncated, or its header is not one.
     """
-    with file.open() as stream:
-        prefix = stream.read(LENGTH_BYTES)
-        if len(prefix) < LENGTH_BYTES:
-            raise _bad(file, f"it has {len(prefix)} bytes; wanted at least {LENGTH_BYTES}: truncated or empty")
-        length = int.from_bytes(prefix, "little")
-        if length > _LONGEST_HEADER:
-            raise _bad(file, f"its header claims {length} bytes, more than any has: not a safetensors file")
-        raw = stream.read(length)
-    if len(raw) < length:
+    if file.size < LENGTH_BYTES:
+        raise _bad(file, f"it has {file.size} bytes; wanted at least {LENGTH_BYTES}: truncated or empty")
+    length = int.from_bytes(file.read(0, LENGTH_BYTES), "little")
+    if length > _LONGEST_HEADER:
+        raise _bad(file, f"its header claims {length} bytes, more than any has: not a safetensors file")
+    if file.size < LENGTH_BYTES + length:
         wanted = LENGTH_BYTES + length
-        raise _bad(file, f"it has {LENGTH_BYTES + len(raw)} bytes; wanted {wanted} for the header alone: truncated")
+        raise _bad(file, f"it has {file.size} bytes; wanted {wanted} for the header alone: truncated")
+    raw = file.read(LENGTH_BYTES, length)
     tensors = _parse(file, raw)
     data_length = max((entry.end for entry in tensors.values()), default=0)
     return Header(raw, tensors, LENGTH_BYTES + length, data_length)
 
 
-def _parse(file: WeightFile, raw: bytes) -> dict[str, TensorEntry]:
+def read_headers(files: ModelFiles) -> dict[str, Header]:
+    """The header of every file, by file name. Raises WeightsError where one does not parse."""
+    return {file.name: read_header(file) for file in files.weights}
+
+
+def _parse(file: RangeFile, raw: bytes) -> dict[str, TensorEntry]:
     try:
         value = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -92,7 +95,7 @@ def _parse(file: WeightFile, raw: bytes) -> dict[str, TensorEntry]:
     return tensors
 
 
-def _entry(file: WeightFile, name: str, value: Any) -> TensorEntry:
+def _entry(file: RangeFile, name: str, value: Any) -> TensorEntry:
     try:
         dtype, shape = value["dtype"], tuple(value["shape"])
         start, end = value["data_offsets"]
@@ -105,7 +108,7 @@ def _entry(file: WeightFile, name: str, value: Any) -> TensorEntry:
     return TensorEntry(dtype, shape, start, end)
 
 
-def _without_gaps(file: WeightFile, tensors: dict[str, TensorEntry]) -> None:
+def _without_gaps(file: RangeFile, tensors: dict[str, TensorEntry]) -> None:
     position = 0
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
         if entry.start != position:
@@ -113,5 +116,5 @@ def _without_gaps(file: WeightFile, tensors: dict[str, TensorEntry]) -> None:
         position = entry.end
 
 
-def _bad(file: WeightFile, what: str) -> WeightsError:
-    return WeightsError(f"{file.path} is not usable: {what}")
+def _bad(file: RangeFile, what: str) -> WeightsError:
+    return WeightsError(f"{file} is not usable: {what}")

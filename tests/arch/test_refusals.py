@@ -34,12 +34,22 @@ def test_unsupported(config: dict[str, Any], reason: str) -> None:
     assert "Supported: Qwen3_5ForCausalLM" in message
     assert "KimiLinearForCausalLM" in message
     assert "GraniteMoeHybridForCausalLM" in message
+    # read from files, but not run
+    assert "Rwkv6ForCausalLM" not in message
 
 
 def test_a_hybrid_with_attention_only() -> None:
     config = published("granite-4.0-h-tiny") | {"layer_types": ["attention"] * 40}
     with pytest.raises(UnsupportedArchitectureError, match="no recurrent layer"):
         layout_from_config(config)
+
+
+def test_lightning_attention_under_the_name_of_ling_3() -> None:
+    config = published("ling-3.0-flash") | {"architectures": ["BailingMoeV2_5ForCausalLM"]}
+    del config["kda_safe_gate"], config["kda_lower_bound"]
+    for read in (layout_from_config, gate_from_config):
+        with pytest.raises(UnsupportedArchitectureError, match="lightning attention"):
+            read(config)
 
 
 # (fixture, changes, what the message must name); None as a change removes the key; a dot leads into a section
@@ -89,6 +99,13 @@ MALFORMED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_5-27b", {"text_config.rope_parameters.partial_rotary_factor": 2}, "partial_rotary_factor is 2"),
     ("qwen3_5-27b", {"text_config.rope_parameters.rope_theta": -1}, "rope_theta is -1"),
     ("qwen3_5-27b", {"text_config.rope_parameters.rope_theta": float("nan")}, "rope_theta is nan"),
+    ("ling-3.0-flash", {"layer_group_size": 5}, "layer_group_size is 5; wanted a divisor of num_hidden_layers"),
+    ("ling-3.0-flash", {"kda_lower_bound": 0}, "kda_lower_bound is 0.0; wanted a negative number"),
+    ("ling-3.0-flash", {"kda_safe_gate": 1}, "kda_safe_gate is 1; wanted true or false"),
+    ("glm-5.3-flash", {"text_config.qk_rope_head_dim": 64}, "qk_rope_head_dim is 64; wanted 0"),
+    ("glm-5.3-flash", {"text_config.linear_attn_config.safe_gate": False}, "safe_gate is False; wanted true"),
+    ("rwkv6-finch-1b6", {"head_size": None}, "head_size is missing"),
+    ("rwkv6-finch-1b6", {"head_size": 60}, "attention_hidden_size is 2048; wanted a multiple of head_size"),
     ("granite-4.0-h-tiny", {"layer_types": None}, "layer_types .* missing"),
     ("granite-4.0-h-tiny", {"mamba_n_groups": 5}, "mamba_n_heads is 48; wanted a multiple of mamba_n_groups"),
     ("granite-4.0-h-tiny", {"mamba_n_heads": 47}, "mamba_n_heads is 47; wanted a divisor"),

@@ -1,11 +1,14 @@
 """A small two-shard model directory to damage."""
 
 import json
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+
+from holdover.weights.files import ModelFiles, RangeFile
 
 CONFIG = {"model_type": "granitemoehybrid", "vocab_size": 8}
 INDEX = "model.safetensors.index.json"
@@ -39,6 +42,32 @@ def write_model(path: Path, shards: dict[str, dict[str, torch.Tensor]] | None = 
     weight_map = {tensor: name for name, held in shards.items() for tensor in held}
     (path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return path
+
+
+@dataclass
+class RecordedFile:
+    """A file that notes every read, as (file name, first byte, bytes)."""
+
+    file: RangeFile
+    reads: list[tuple[str, int, int]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
+    def size(self) -> int:
+        return self.file.size
+
+    def read(self, start: int, length: int) -> bytes:
+        self.reads.append((self.name, start, length))
+        return self.file.read(start, length)
+
+
+def recorded(files: ModelFiles) -> tuple[ModelFiles, list[tuple[str, int, int]]]:
+    """``files`` with every read of them noted in the list."""
+    reads: list[tuple[str, int, int]] = []
+    return replace(files, weights=tuple(RecordedFile(file, reads) for file in files.weights)), reads
 
 
 @pytest.fixture

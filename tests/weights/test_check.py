@@ -6,8 +6,9 @@ import pytest
 
 from holdover.errors import WeightsError
 from holdover.weights.check import check_files
+from holdover.weights.files import WeightFile
 from holdover.weights.header import read_header
-from holdover.weights.source import WeightFile, resolve
+from holdover.weights.source import resolve
 from tests.weights.conftest import INDEX, tensors
 
 SHARD = "model-00002-of-00002.safetensors"

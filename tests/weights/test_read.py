@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from holdover.errors import WeightsError
-from holdover.weights.read import read_range, read_tensors, tensor_names
-from holdover.weights.source import WeightFile, resolve
-from tests.weights.conftest import INDEX, tensors
+from holdover.weights.header import read_headers
+from holdover.weights.read import MERGE_GAP, read_tensors, tensor_names
+from holdover.weights.source import resolve
+from tests.weights.conftest import INDEX, recorded, tensors, write_model
 
+FIRST, SECOND = tensors()
 ALL = {name: value for held in tensors().values() for name, value in held.items()}
 
 
@@ -37,14 +39,25 @@ def test_tensors_can_be_written_to(model: Path) -> None:
 
 
 def test_only_the_ranges_asked_for_are_read(model: Path) -> None:
-    asked: list[tuple[str, int]] = []
+    files, reads = recorded(resolve(str(model)))
+    headers = read_headers(files)
+    del reads[:]
+    read_tensors(files, ["b.dt_bias", "a.A_log", "b.dt_bias"], headers=headers)
+    # 4 fp32 and 16 fp64 numbers
+    assert [(name, length) for name, _, length in reads] == [(FIRST, 16), (SECOND, 128)]
 
-    def read(file: WeightFile, start: int, length: int) -> bytes:
-        asked.append((file.path.name, length))
-        return read_range(file, start, length)
 
-    read_tensors(resolve(str(model)), ["b.dt_bias", "a.A_log", "b.dt_bias"], read=read)
-    assert asked == [("model-00002-of-00002.safetensors", 128), ("model-00001-of-00002.safetensors", 16)]
+def test_near_tensors_are_one_read_and_far_ones_are_not(tmp_path: Path) -> None:
+    gap = {f"{name}.gap": torch.ones(count, dtype=torch.uint8) for name, count in (("a", 64), ("b", MERGE_GAP + 1))}
+    wanted = {name: torch.full((8,), ord(name), dtype=torch.uint8) for name in ("a", "b", "c")}
+    path = write_model(tmp_path, {FIRST: wanted | gap})
+    files, reads = recorded(resolve(str(path)))
+    headers = read_headers(files)
+    del reads[:]
+    # the library stores tensors of one dtype in the order of their names
+    read = read_tensors(files, ["c", "a", "b"], headers=headers)
+    assert [length for _, _, length in reads] == [8 + 64 + 8, 8]
+    assert all(same(read[name], wanted[name]) for name in wanted)
 
 
 def test_missing_names(model: Path) -> None:

@@ -15,8 +15,8 @@ def test_a_sharded_directory(model: Path) -> None:
     files = resolve(str(model))
     assert files.path == model
     assert files.config == CONFIG
-    assert [file.path.name for file in files.weights] == [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
-    assert all(file.size == file.path.stat().st_size for file in files.weights)
+    assert [file.name for file in files.weights] == [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    assert all(file.size == (model / file.name).stat().st_size for file in files.weights)
     assert files.weight_map is not None
     assert files.weight_map["b.mask"] == "model-00002-of-00002.safetensors"
     assert files.revision == "local"
@@ -27,7 +27,7 @@ def test_a_single_file_is_preferred_to_stray_ones(model: Path) -> None:
     assert len(resolve(str(model)).weights) == 2
     (model / "model-00001-of-00002.safetensors").rename(model / "model.safetensors")
     files = resolve(str(model))
-    assert [file.path.name for file in files.weights] == ["model.safetensors"]
+    assert [file.name for file in files.weights] == ["model.safetensors"]
     assert files.weight_map is None
 
 

@@ -1,46 +1,70 @@
-"""``holdover inspect``: what one model keeps per sequence, from its configuration alone."""
+"""``holdover inspect``: what one model keeps per sequence, how long it lasts, and what a checkpoint of it weighs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import groupby
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
-from holdover.arch.layout import DTYPE_BYTES, AttentionLayer, ModelLayout, RecurrentLayer
+from holdover.arch.layout import ModelLayout
 from holdover.arch.registry import layout_from_config
-from holdover.errors import HoldoverError
-from holdover.weights.source import load_config
+from holdover.cli import loading
+from holdover.cli.errors import Debug
+from holdover.cli.plan import Epsilon, GateInput
+from holdover.errors import ConfigError
+from holdover.report.layout import layout_facts, layout_tables
+from holdover.report.tables import Table
+from holdover.weights.source import load_config, open_files
 
-_BAD_INPUT = 2
+if TYPE_CHECKING:
+    from holdover.report.pictures import Picture
+    from holdover.report.retention import RetentionReport
+
+    Draw = Callable[[RetentionReport], list[Picture]]
+
 # where output is no terminal there is no width to fit; a narrow guess would cut columns
 _PIPE_WIDTH = 160
-_SHOWN_RUNS = 4
-Layer = TypeVar("Layer", RecurrentLayer, AttentionLayer)
-_FAMILIES = {"gdn": "gated delta net", "kda": "Kimi delta attention", "mamba2": "Mamba-2"}
+_NO_WEIGHTS = "there are no weights beside the configuration, and horizons need them"
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(help="Directory of a model, path of a config.json, or hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="Name of a bundled model, directory, config.json, hub id, or address of a directory.")
+    ],
+    w_max: Annotated[str, typer.Option("--wmax", help="Retention cutoffs in tokens, with commas.")] = "16,64,128,512",
+    gate_input: GateInput = None,
+    epsilon: Epsilon = 1e-3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="List every layer instead of groups of equal layers.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="List every layer instead of groups of equal ones; as JSON, every horizon.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report with pictures.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the pictures.")] = None,
+    debug: Debug = False,
 ) -> None:
-    """Show the recurrent state and the attention cache of a model: layers, shapes and bytes per sequence."""
-    try:
-        layout = layout_from_config(load_config(model))
-    except HoldoverError as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(_BAD_INPUT) from None
+    """Show a model's recurrent state: layers, bytes, retention horizons, and what checkpoints weigh at each cutoff.
+
+    Of the weights only headers and decay parameters are read.
+    """
+    cutoffs = _cutoffs(w_max)
+    config = load_config(model)
+    layout = layout_from_config(config)
+    draw = None if html is None and png is None else _drawing()
+    report = None
+    if _has_weights(model):
+        report = _report(model, cutoffs, gate_input, epsilon, quantised=_is_quantised(config))
+    if draw is not None:
+        _write_pictures(draw, model, layout, report, html, png)
     if as_json:
-        typer.echo(json.dumps(as_dict(model, layout, full=full), indent=2))
+        typer.echo(json.dumps(_facts(model, layout, report, full=full), indent=2, allow_nan=False))
     else:
-        _print_tables(model, layout, full=full)
+        _print(model, layout, report, full=full)
 
 
 def register(app: typer.Typer) -> None:
@@ -48,159 +72,101 @@ def register(app: typer.Typer) -> None:
     app.command("inspect")(inspect)
 
 
-def as_dict(model: str, layout: ModelLayout, *, full: bool = False) -> dict[str, Any]:
-    """What ``--json`` prints; all sizes in bytes, per sequence or per token.
-
-    Args:
-        model: the model as the user named it.
-        layout: its layout.
-        full: also list every layer, under ``per_layer``.
-    """
-    state, kv = layout.state, layout.kv
-    units = state.units_per_layer
-    result: dict[str, Any] = {
-        "model": model,
-        "architecture": layout.architecture,
-        "family": _one_or_all([layer.family for layer in state.layers]),
-        "layers": len(state.layers),
-        "attention_layers": len(kv.layers),
-        "units_per_layer": _one_or_all(units),
-        "bytes": {"temporal": state.temporal_bytes, "conv": state.conv_bytes, "checkpoint": state.checkpoint_bytes},
-        "kv_bytes_per_token": kv.bytes_per_token,
-        "max_context": layout.max_context,
-    }
-    if full:
-        result["per_layer"] = [_layer_dict(layer, layout) for layer in _stack(layout)]
-    return result
+def _cutoffs(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ConfigError(f"--wmax is {text!r}; wanted numbers of tokens with commas, such as 16,64")
+    return list(dict.fromkeys(map(int, parts)))
 
 
-def _layer_dict(layer: RecurrentLayer | AttentionLayer, layout: ModelLayout) -> dict[str, Any]:
-    result: dict[str, Any] = {"index": layer.index, "heads": layer.heads, "d_k": layer.d_k, "d_v": layer.d_v}
-    if isinstance(layer, RecurrentLayer):
-        temporal, conv = _state_bytes(layer, layout)
-        result |= {"kind": layer.family, "key_heads": layer.key_heads, "unit": layer.unit, "units": layer.units}
-        return result | {"bytes": {"temporal": temporal, "conv": conv}}
-    return result | {"kind": "attention", "cache": layer.kind, "kv_bytes_per_token": _kv_bytes(layer, layout)}
+def _has_weights(model: str) -> bool:
+    """Whether weights can be looked for: not beside a lone configuration."""
+    path = Path(model).expanduser()
+    return not path.is_file() and not (path.is_dir() and not any(path.glob("*.safetensors")))
 
 
-def _print_tables(model: str, layout: ModelLayout, *, full: bool) -> None:
+def _is_quantised(config: dict[str, Any]) -> bool:
+    parts = (config, config.get("text_config"))
+    return any(isinstance(part, dict) and part.get("quantization_config") for part in parts)
+
+
+def _report(
+    model: str, cutoffs: Sequence[int], gate_input: float | None, epsilon: float, *, quantised: bool
+) -> RetentionReport:
+    from holdover.report.retention import RetentionReport
+    from holdover.retention.decay import read_decay
+
+    with loading.progress(Console(stderr=True, highlight=False), f"reading {model}"):
+        decay = read_decay(open_files(model))
+        return RetentionReport.of(decay, cutoffs, gate_input=gate_input, epsilon=epsilon, quantised=quantised)
+
+
+def _facts(model: str, layout: ModelLayout, report: RetentionReport | None, *, full: bool) -> dict[str, Any]:
+    facts = layout_facts(model, layout, full=full)
+    if report is None:
+        return facts
+    from holdover.report.retention import retention_facts
+
+    return facts | retention_facts(report, full=full)
+
+
+def _contents(
+    model: str, layout: ModelLayout, report: RetentionReport | None, *, full: bool
+) -> tuple[str, list[Table], list[str]]:
+    """Title, tables and notes of the report."""
+    title, tables = f"{model}: {layout.architecture}, {layout.num_layers} layers", layout_tables(layout, full=full)
+    if report is None:
+        return title, tables, [_NO_WEIGHTS]
+    from holdover.report.retention_tables import retention_tables
+
+    return title, tables + retention_tables(report), report.notes
+
+
+def _print(model: str, layout: ModelLayout, report: RetentionReport | None, *, full: bool) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_PIPE_WIDTH)
-    console.print(f"{model}: {layout.architecture}, {layout.num_layers} layers", markup=False)
-    console.print(_recurrent_table(layout, full=full))
-    if layout.kv.layers:
-        console.print(_attention_table(layout, full=full))
-    console.print(_totals(layout))
+    title, tables, notes = _contents(model, layout, report, full=full)
+    console.print(title, markup=False)
+    for table in tables:
+        console.print(f"\n{table.title}", markup=False)
+        console.print(_rich(table))
+    for note in notes:
+        console.print(f"\n{note}", markup=False)
 
 
-def _recurrent_table(layout: ModelLayout, *, full: bool) -> Table:
-    dtypes = f"temporal {layout.state.temporal_dtype}, conv {layout.state.conv_dtype}"
-    columns = ("layers", "at", "family", "heads", "d_k x d_v", "unit", "units", "conv x past", "temporal", "conv")
-    table = _table(f"recurrent ({dtypes})", columns)
-    for indices, layer in _groups(layout.state.layers, full=full):
-        temporal, conv = (_human(size * len(indices)) for size in _state_bytes(layer, layout))
-        heads = str(layer.heads) if layer.key_heads == layer.heads else f"{layer.heads} ({layer.key_heads} key)"
-        unit = "head" if layer.unit == "head" else "head, key channel"
-        shapes = (
-            f"{layer.d_k} x {layer.d_v}",
-            unit,
-            f"{layer.units:,}",
-            f"{layer.conv_channels:,} x {layer.conv_width - 1}",
-        )
-        table.add_row(str(len(indices)), _ranges(indices), _FAMILIES[layer.family], heads, *shapes, temporal, conv)
-    return table
+def _rich(table: Table) -> RichTable:
+    shown = RichTable(box=SIMPLE_HEAD, show_edge=False, show_header=any(table.columns))
+    for column in table.columns:
+        shown.add_column(column)
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown
 
 
-def _attention_table(layout: ModelLayout, *, full: bool) -> Table:
-    columns = ("layers", "at", "cache", "heads", "key x value", "positions", "per token")
-    table = _table(f"attention ({layout.kv.dtype})", columns)
-    for indices, layer in _groups(layout.kv.layers, full=full):
-        cache = "keys and values" if layer.kind == "heads" else "latent, shared key"
-        heads = f"{layer.heads} ({layer.query_heads} query)"
-        per_token = _human(_kv_bytes(layer, layout) * len(indices))
-        table.add_row(
-            str(len(indices)),
-            _ranges(indices),
-            cache,
-            heads,
-            f"{layer.d_k} x {layer.d_v}",
-            _positions(layer),
-            per_token,
-        )
-    return table
+def _drawing() -> Draw:
+    """What draws a report; if it cannot, that is said before the model is read."""
+    from holdover.report.pictures import draw
+
+    return draw
 
 
-def _totals(layout: ModelLayout) -> Table:
-    state, kv = layout.state, layout.kv
-    parts = f"temporal {_human(state.temporal_bytes)}, conv {_human(state.conv_bytes)}"
-    table = Table(show_header=False, box=None)
-    table.add_row("checkpoint", f"{_human(state.checkpoint_bytes)} ({parts})")
-    table.add_row("KV per token", _human(kv.bytes_per_token))
-    if kv.bytes_per_token:
-        tokens = state.checkpoint_bytes / kv.bytes_per_token
-        table.add_row("one checkpoint weighs", f"as much as the KV of {tokens:,.0f} tokens")
-    table.add_row("longest context", f"{layout.max_context:,} tokens")
-    return table
+def _write_pictures(
+    draw: Draw, model: str, layout: ModelLayout, report: RetentionReport | None, html: Path | None, png: Path | None
+) -> None:
+    if report is None:
+        raise ConfigError(f"no pictures of {model}: {_NO_WEIGHTS}")
+    from holdover.report.page import render_page
 
-
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column)
-    return table
-
-
-def _positions(layer: AttentionLayer) -> str:
-    if layer.rotary is None:
-        return "none"
-    scaling = "" if layer.rotary.scaling == "default" else f", {layer.rotary.scaling}"
-    return f"rotary, {layer.rotary.dims} dims, base {layer.rotary.base:,.0f}{scaling}"
-
-
-def _groups(layers: Sequence[Layer], *, full: bool) -> list[tuple[list[int], Layer]]:
-    """Indices and one example of each set of layers that differ in their index alone, in order of appearance."""
-    if full:
-        return [([layer.index], layer) for layer in layers]
-    groups: dict[RecurrentLayer | AttentionLayer, tuple[list[int], Layer]] = {}
-    for layer in layers:
-        groups.setdefault(replace(layer, index=0), ([], layer))[0].append(layer.index)
-    return list(groups.values())
-
-
-def _state_bytes(layer: RecurrentLayer, layout: ModelLayout) -> tuple[int, int]:
-    """(temporal, conv) bytes of one layer."""
-    state = layout.state
-    return layer.temporal_numel * DTYPE_BYTES[state.temporal_dtype], layer.conv_numel * DTYPE_BYTES[state.conv_dtype]
-
-
-def _kv_bytes(layer: AttentionLayer, layout: ModelLayout) -> int:
-    return layer.numel_per_token * DTYPE_BYTES[layout.kv.dtype]
-
-
-def _stack(layout: ModelLayout) -> list[RecurrentLayer | AttentionLayer]:
-    layers: list[RecurrentLayer | AttentionLayer] = [*layout.state.layers, *layout.kv.layers]
-    return sorted(layers, key=lambda layer: layer.index)
-
-
-def _one_or_all(values: Any) -> Any:
-    """The value that all share, else the list of them."""
-    values = list(values)
-    return values[0] if len(set(values)) == 1 else values
-
-
-def _ranges(indices: list[int]) -> str:
-    """Indices with runs shortened, and long lists of runs cut: ``0-2, 4-6, ..., 60-62``."""
-    runs = [[index for _, index in run] for _, run in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0])]
-    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    # a stack of dozens of layers would otherwise fill the terminal with its pattern
-    shown = texts if len(texts) <= _SHOWN_RUNS else [*texts[: _SHOWN_RUNS - 2], "...", texts[-1]]
-    return ", ".join(shown)
-
-
-def _human(size: int) -> str:
-    """Bytes in decimal units, as the design's figures are given."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.2f} {unit}"
-    return f"{size} B"
+    pictures = draw(report)
+    try:
+        if png is not None:
+            png.mkdir(parents=True, exist_ok=True)
+            for picture in pictures:
+                (png / f"{picture.name}.png").write_bytes(picture.png)
+        if html is not None:
+            title, tables, notes = _contents(model, layout, report, full=False)
+            page = render_page(title, notes, tables, {picture.caption: picture.png for picture in pictures})
+            html.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be written: {error.strerror or error}") from error

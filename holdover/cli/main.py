@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from holdover import __version__
-from holdover.cli import generate, inspect, serve
+from holdover.cli import calibrate, generate, inspect, plan, serve, validate
 from holdover.cli.errors import Debug, Group
 
 app = typer.Typer(
@@ -15,7 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Hybrid language models whose recurrent state is cached: serve, generate, inspect.",
+    help="Hybrid language models whose recurrent state is cached: serve, generate, inspect, plan.",
 )
 
 
@@ -32,9 +32,12 @@ def main(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Serve, generate, inspect."""
+    """Serve, generate, inspect, plan."""
 
 
 serve.register(app)
 generate.register(app)
 inspect.register(app)
+plan.register(app)
+validate.register(app)
+calibrate.register(app)

@@ -195,5 +195,5 @@ def holdover_engine(model: str, **options: Any) -> Engine:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    budgets = {"state_memory": 96 * MIB, "kv_memory": 96 * MIB}
+    budgets = {"state_budget": 96 * MIB, "kv_budget": 96 * MIB}
     return Engine.from_pretrained(model, dtype="float32", device="cpu", **(budgets | options))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -17,13 +19,17 @@ from holdover.weights.source import resolve
 if TYPE_CHECKING:
     from holdover.engine.engine import Engine
 
+# as `holdover.retention` has them, whose import takes torch's seconds
+RefreshName = Literal["none", "suffix"]
+ElementName = Literal["full", "bfloat16", "int8"]
+
 Model = Annotated[str, typer.Argument(help="Name of a bundled model, directory of a model, or hub id.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="A torch device, or auto for a GPU if there is one.")]
-StateMemory = Annotated[
+StateBudget = Annotated[
     str | None, typer.Option(help="Recurrent state, live and cached, such as 512MiB; a share of free memory if unset.")
 ]
-KVMemory = Annotated[str | None, typer.Option("--kv-memory", help="Keys and values, live and cached; likewise.")]
+KVBudget = Annotated[str | None, typer.Option("--kv-budget", help="Keys and values, live and cached; likewise.")]
 MaxContext = Annotated[int | None, typer.Option(help="Longest sequence in tokens; the model's own limit if unset.")]
 MaxRunning = Annotated[int, typer.Option(help="Sequences that run together.")]
 ChunkSize = Annotated[
@@ -32,6 +38,40 @@ ChunkSize = Annotated[
         help="Most prompt tokens of one forward while other requests wait; four times as many while none does."
     ),
 ]
+Plan = Annotated[
+    str | None,
+    typer.Option(
+        help="Retention plan that checkpoints are packed by: a file, or auto for the model's own if it passed its "
+        "quality gate. Dense checkpoints if unset."
+    ),
+]
+Refresh = Annotated[
+    RefreshName | None,
+    typer.Option(help="Units that a plan omits: leave them at zero, or replay a suffix. As the plan was gated."),
+]
+ElementOption = Annotated[
+    ElementName | None, typer.Option("--element", help="How a packed checkpoint stores numbers. As the plan was gated.")
+]
+NativeSlots = Annotated[
+    int | None, typer.Option(min=1, help="State slots for running sequences and dense checkpoints; split by rule.")
+]
+PackedSlots = Annotated[int | None, typer.Option(min=1, help="Slots for packed checkpoints; the rest of the budget.")]
+DenseSpill = Annotated[
+    bool, typer.Option("--dense-spill/--no-dense-spill", help="Keep checkpoints dense while no packed slot is free.")
+]
+Watermark = Annotated[int, typer.Option(min=0, help="State slots to keep free by packing ahead of need.")]
+MaxLosses = Annotated[
+    int | None, typer.Option(min=0, help="Most lossy restores in a resumed state's past; any number if unset.")
+]
+ShadowCheck = Annotated[
+    float, typer.Option(min=0, max=1, help="Share of approximate hits to compute again exactly and compare.")
+]
+HostBudget = Annotated[str | None, typer.Option(help="Host memory for checkpoints below the resident tiers, as 4GiB.")]
+SpillDir = Annotated[Path | None, typer.Option(help="Directory for checkpoints that outlive the server.")]
+SpillLag = Annotated[
+    int, typer.Option(min=0, help="Checkpoints that may be unwritten when a request ends: those that a crash loses.")
+]
+SpillBudget = Annotated[str, typer.Option(help="Bytes that the directory may hold.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads that torch computes with; its own choice if unset.")]
 
 
@@ -46,17 +86,40 @@ def progress(console: Console, what: str) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True)
+class Caching:
+    """How checkpoints are kept, as the user wrote it; defaults keep them dense and in memory."""
+
+    plan: str | None = None
+    refresh: RefreshName | None = None
+    element: ElementName | None = None
+    native_slots: int | None = None
+    packed_slots: int | None = None
+    dense_spill: bool = True
+    watermark: int = 1
+    max_losses: int | None = None
+    shadow_share: float = 0.0
+    host_budget: str | None = None
+    spill_dir: Path | None = None
+    spill_budget: str = "20GiB"
+    spill_lag: int = 1
+
+
+DENSE = Caching()
+
+
 def load_engine(
     model: str,
     *,
     dtype: str = "auto",
     device: str = "auto",
-    state_memory: str | None = None,
-    kv_memory: str | None = None,
+    state_budget: str | None = None,
+    kv_budget: str | None = None,
     max_context: int | None = None,
     max_running: int = 16,
     chunk_size: int = 512,
     threads: int | None = None,
+    caching: Caching = DENSE,
 ) -> Engine:
     """Load a model with the options as the user wrote them.
 
@@ -74,15 +137,27 @@ def load_engine(
         import torch
 
         torch.set_num_threads(threads)
+    sizes = {"state_budget": state_budget, "kv_budget": kv_budget, "host_budget": caching.host_budget}
     return Engine.from_pretrained(
         model,
         dtype=dtype,
         device=device,
-        state_memory=None if state_memory is None else parse_bytes(state_memory),
-        kv_memory=None if kv_memory is None else parse_bytes(kv_memory),
         max_context=max_context,
         max_running=max_running,
         chunk_size=chunk_size,
+        plan=caching.plan,
+        refresh=caching.refresh,
+        element=caching.element,
+        native_slots=caching.native_slots,
+        packed_slots=caching.packed_slots,
+        dense_spill=caching.dense_spill,
+        watermark=caching.watermark,
+        max_losses=caching.max_losses,
+        shadow_share=caching.shadow_share,
+        spill_dir=caching.spill_dir,
+        spill_lag=caching.spill_lag,
+        spill_budget=parse_bytes(caching.spill_budget),
+        **{name: None if size is None else parse_bytes(size) for name, size in sizes.items()},
     )
 
 

@@ -40,11 +40,24 @@ def serve(
     ] = None,
     dtype: loading.Dtype = "auto",
     device: loading.Device = "auto",
-    state_memory: loading.StateMemory = None,
-    kv_memory: loading.KVMemory = None,
+    state_budget: loading.StateBudget = None,
+    kv_budget: loading.KVBudget = None,
     max_context: loading.MaxContext = None,
     max_running: loading.MaxRunning = 16,
     chunk_size: loading.ChunkSize = 512,
+    plan: loading.Plan = None,
+    refresh: loading.Refresh = None,
+    element: loading.ElementOption = None,
+    native_slots: loading.NativeSlots = None,
+    packed_slots: loading.PackedSlots = None,
+    dense_spill: loading.DenseSpill = True,
+    watermark: loading.Watermark = 1,
+    max_losses: loading.MaxLosses = None,
+    shadow_check: loading.ShadowCheck = 0.0,
+    host_budget: loading.HostBudget = None,
+    spill_dir: loading.SpillDir = None,
+    spill_budget: loading.SpillBudget = "20GiB",
+    spill_lag: loading.SpillLag = 1,
     threads: loading.Threads = None,
     log_level: Annotated[LogLevel, typer.Option(help="How much to log.")] = "warning",
     debug: Debug = False,
@@ -61,13 +74,30 @@ def serve(
                 model,
                 dtype=dtype,
                 device=device,
-                state_memory=state_memory,
-                kv_memory=kv_memory,
+                state_budget=state_budget,
+                kv_budget=kv_budget,
                 max_context=max_context,
                 max_running=max_running,
                 chunk_size=chunk_size,
                 threads=threads,
+                caching=loading.Caching(
+                    plan=plan,
+                    refresh=refresh,
+                    element=element,
+                    native_slots=native_slots,
+                    packed_slots=packed_slots,
+                    dense_spill=dense_spill,
+                    watermark=watermark,
+                    max_losses=max_losses,
+                    shadow_share=shadow_check,
+                    host_budget=host_budget,
+                    spill_dir=spill_dir,
+                    spill_budget=spill_budget,
+                    spill_lag=spill_lag,
+                ),
             )
+        for warning in engine.planned.warnings:
+            console.print(f"warning: {warning}", markup=False, soft_wrap=True)
         name = served_name or _name_of(model)
         # it says "ready", so it comes with the first moment at which the server answers
         _run(engine, name, listener, log_level, ready="\n".join(_summary(engine, name, listener)))
@@ -118,15 +148,43 @@ def _name_of(model: str) -> str:
 
 def _summary(engine: Engine, name: str, listener: socket.socket) -> list[str]:
     layout, cache = engine.loaded.host.layout, engine.core.cache
-    slots, rows = cache.slots.pool, cache.kv
+    slots, rows = cache.tiers.native.pool, cache.kv
     return [
         f"model      {name} ({layout.architecture}, {layout.state.conv_dtype}, {engine.loaded.host.device})",
         f"context    {engine.prepare.max_context:,} tokens",
         f"state      {slots.num_slots:,} slots, {_mib(slots.nbytes)}",
+        *_compression(engine),
         f"KV         {rows.num_rows:,} rows, {_mib(rows.nbytes)}",
+        *_shelves(engine),
         f"ready at   {_url(listener)}",
         "try        " + _curl(engine, name, listener),
     ]
+
+
+def _compression(engine: Engine) -> list[str]:
+    from holdover.engine.planning import gate_of
+
+    lines, options, packed = [], engine.options, engine.core.cache.tiers.packed
+    if packed is not None:
+        pool = packed.pool
+        saved = engine.loaded.host.layout.state.checkpoint_bytes / pool.codec.nbytes
+        lines.append(
+            f"compressed {pool.num_slots:,} slots, {_mib(pool.nbytes)}: {pool.codec.name}, {saved:.2f}x smaller than "
+            f"dense, refresh {options.refresh}"
+        )
+    lines.append(f"plan       {engine.planned.note}")
+    if (gate := gate_of(options)) is not None:
+        lines.append(f"quality    {gate}")
+    return lines
+
+
+def _shelves(engine: Engine) -> list[str]:
+    options, lines = engine.options, []
+    if options.host_budget is not None:
+        lines.append(f"host       {_mib(options.host_budget)} of memory for checkpoints below")
+    if options.spill_dir is not None:
+        lines.append(f"disk       {options.spill_dir}, up to {_mib(options.spill_budget)}")
+    return lines
 
 
 def _curl(engine: Engine, name: str, listener: socket.socket) -> str:

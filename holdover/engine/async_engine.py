@@ -185,6 +185,9 @@ class AsyncEngine:
             while self._drain(block=not core.has_work):
                 for update in core.step():
                     self._deliver(update)
+                if not core.has_work:
+                    # after the answers are out, and before anybody asks again
+                    core.settle()
         except BaseException as error:
             logger.exception("the engine stopped")
             self._failure = error
@@ -202,6 +205,10 @@ class AsyncEngine:
                 core.abort(request_id)
             except Exception:
                 logger.exception("request %s could not be ended", request_id)
+        try:
+            core.close()
+        except Exception:
+            logger.exception("what was moving between tiers could not be finished")
 
     def _drain(self, *, block: bool) -> bool:
         """Do what was posted; wait for something if there is nothing else to do. False when asked to end."""

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
+from holdover.codec import Arrangement, Codec
 from holdover.engine.core import EngineCore, Limits
-from holdover.engine.memory import free_memory, plan_memory
+from holdover.engine.memory import MemoryPlan, StateNeeds, free_memory, plan_memory
+from holdover.engine.refresh import SuffixRefresh
 from holdover.engine.runner import Host, Runner
+from holdover.engine.shadow import ShadowCheck
 from holdover.errors import ConfigError
 from holdover.prefix import PrefixCache
 from holdover.prefix.policies import DEFAULT_POLICY, CheckpointPolicy
+from holdover.prefix.spill import Spill
+from holdover.retention import Element, RefreshPolicy, RetentionPlan
 from holdover.state import SlotPool
-from holdover.store import KVPool, SlotAllocator
+from holdover.store import KVPool, PackedPool, SlotAllocator, StateTiers, TierOptions
+from holdover.store.directory import Directory
+from holdover.store.host import HostShelf
+from holdover.store.mover import mover_for
+from holdover.store.spill import Shelf
+from holdover.store.writer import SpillWriter
 
 _IDLE_FACTOR = 4
+_SPILL_BUDGET = 20 << 30
 
 
 @dataclass(frozen=True)
@@ -23,56 +36,156 @@ class EngineOptions:
     Attributes:
         dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
         device: a torch device or ``auto``.
-        state_memory: bytes for recurrent state, live and cached; None for a share of what is free.
-        kv_memory: bytes for KV, live and cached; None likewise.
+        state_budget: bytes for recurrent state, live and cached, in all resident tiers; None for a share of what is
+            free.
+        kv_budget: bytes for KV, live and cached; None likewise.
         max_context: longest sequence; None for the model's own limit.
         max_running: sequences that run together.
         chunk_size: most tokens of one prefill forward while other requests wait for their next token.
         idle_chunk_size: the same while none does; None for four times as many.
         policy: when to take checkpoints.
+        plan: retention plan that checkpoints are packed by; None with ``element="full"`` keeps them dense.
+        element: how a packed checkpoint stores what it retains.
+        arrangement: how packed checkpoints arrange it.
+        refresh: ``suffix`` to replay a suffix for omitted units, ``none`` to leave them at zero.
+        native_slots: native slots, to override the split of the state budget.
+        packed_slots: packed slots, likewise.
+        dense_spill: whether checkpoints may stay dense while no packed slot is free.
+        watermark: native slots to keep free by demotions ahead of need.
+        max_losses: most lossy restores that a resumed state may have in its past; None for any number.
+        shadow_share: share of approximate hits to compute again exactly.
+        shadow_gate: P95 of the KL in nats beyond which shadow runs make the engine exact; None to measure only.
+        host_budget: bytes of host memory for checkpoints below the resident tiers; None for none.
+        spill_dir: directory for checkpoints that outlive the process; None for none.
+        spill_budget: bytes that it may hold.
+        spill_lag: checkpoints that may be unwritten when a request ends, which are those that a crash loses.
         poison: fill freed memory with NaN (tests).
     """
 
     dtype: str = "auto"
     device: str = "auto"
-    state_memory: int | None = None
-    kv_memory: int | None = None
+    state_budget: int | None = None
+    kv_budget: int | None = None
     max_context: int | None = None
     max_running: int = 16
     chunk_size: int = 512
     idle_chunk_size: int | None = None
     policy: CheckpointPolicy = DEFAULT_POLICY
+    plan: RetentionPlan | None = None
+    element: Element = "full"
+    arrangement: Arrangement = "ragged"
+    refresh: RefreshPolicy = "none"
+    native_slots: int | None = None
+    packed_slots: int | None = None
+    dense_spill: bool = True
+    watermark: int = 1
+    max_losses: int | None = None
+    shadow_share: float = 0.0
+    shadow_gate: float | None = None
+    host_budget: int | None = None
+    spill_dir: Path | None = None
+    spill_budget: int = _SPILL_BUDGET
+    spill_lag: int = 1
     poison: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_running", "chunk_size", "idle_chunk_size", "max_context", "state_memory", "kv_memory"):
+        positive = ("max_running", "chunk_size", "idle_chunk_size", "max_context", "state_budget", "kv_budget")
+        for name in (*positive, "native_slots", "packed_slots", "host_budget", "spill_budget"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.spill_lag < 0 or self.watermark < 0:
+            raise ConfigError(f"spill_lag ({self.spill_lag}) and watermark ({self.watermark}) cannot be negative")
+        if self.packed_slots is not None and not self.is_compressed:
+            raise ConfigError("packed_slots are for packed checkpoints: give a plan or an element as well")
+        if not 0 <= self.shadow_share <= 1:
+            raise ConfigError(f"shadow_share must be between 0 and 1, got {self.shadow_share}")
+        if self.refresh == "suffix" and self.plan is None:
+            raise ConfigError("refresh=suffix recovers units that a retention plan omits: give a plan as well")
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether checkpoints are packed."""
+        return self.plan is not None or self.element != "full"
 
 
-def build_core(host: Host, options: EngineOptions) -> tuple[EngineCore, int]:
+def build_core(host: Host, options: EngineOptions, identity: str = "") -> tuple[EngineCore, int]:
     """Allocate the pools and build the engine's loop on them.
+
+    Args:
+        host: the model.
+        options: how to set the engine up.
+        identity: names the model's weights and dtype in the spill directory.
 
     Returns:
         The loop, and the longest sequence that it can run.
 
     Raises:
-        ConfigError: a budget is too small for one sequence.
+        ConfigError: a budget is too small for one sequence, or the spill directory cannot be used.
     """
     layout = host.layout
     max_context = min(layout.max_context, options.max_context or layout.max_context)
+    codec = _codec(host, options)
+    refreshes = options.refresh == "suffix" and codec is not None and codec.omits
+    spills = options.spill_dir is not None or options.host_budget is not None
     memory = plan_memory(
         layout,
-        state_memory=options.state_memory,
-        kv_memory=options.kv_memory,
+        state_budget=options.state_budget,
+        kv_budget=options.kv_budget,
         free_bytes=free_memory(host.device),
         max_context=max_context,
+        needs=StateNeeds(
+            codec=codec,
+            running=options.max_running,
+            scratch=int(refreshes),
+            # those that wait or are being written, and one that is made, on the device and on its way from there
+            staging=options.spill_lag + 2 if spills else 0,
+            native_slots=options.native_slots,
+            packed_slots=options.packed_slots,
+        ),
     )
-    slots = SlotPool(layout.state, memory.num_slots, host.device)
+    tiers = _tiers(host, options, codec, memory)
     kv = KVPool(layout.kv, memory.num_rows, host.device, poison=options.poison)
-    cache = PrefixCache(SlotAllocator(slots, poison=options.poison), kv)
+    cache = PrefixCache(tiers, kv)
+    runner = Runner(host, tiers.native.pool, kv)
+    refresh = SuffixRefresh(runner, tiers, options.plan) if refreshes and options.plan is not None else None
+    running = min(options.max_running, memory.num_slots - int(refreshes))
     idle_chunk_size = options.idle_chunk_size or _IDLE_FACTOR * options.chunk_size
-    limits = Limits(min(options.max_running, memory.num_slots), options.chunk_size, idle_chunk_size)
-    core = EngineCore(Runner(host, slots, kv), cache, limits, options.policy)
+    core = EngineCore(
+        runner,
+        cache,
+        Limits(running, options.chunk_size, idle_chunk_size),
+        options.policy,
+        refresh=refresh,
+        spill=_spill(cache, options, identity) if spills else None,
+        max_losses=options.max_losses,
+        shadow=ShadowCheck(options.shadow_share, options.shadow_gate) if options.shadow_share else None,
+    )
     return core, min(max_context, memory.num_rows)
+
+
+def _codec(host: Host, options: EngineOptions) -> Codec | None:
+    if not options.is_compressed:
+        return None
+    return Codec(host.layout.state, options.plan, options.arrangement, options.element)
+
+
+def _tiers(host: Host, options: EngineOptions, codec: Codec | None, memory: MemoryPlan) -> StateTiers:
+    native = SlotAllocator(SlotPool(host.layout.state, memory.num_slots, host.device), poison=options.poison)
+    packed = None
+    if codec is not None:
+        pool = PackedPool(codec, memory.num_packed, host.device)
+        packed = SlotAllocator(pool, "compressed", poison=options.poison)
+    return StateTiers(native, packed, mover_for(host.device), TierOptions(options.dense_spill, options.watermark))
+
+
+def _spill(cache: PrefixCache, options: EngineOptions, identity: str) -> Spill:
+    shelves: list[Shelf] = []
+    if options.host_budget is not None:
+        shelves.append(HostShelf(options.host_budget))
+    if options.spill_dir is not None:
+        # entries of another model, dtype or codec are another's: they are never looked at
+        parts = (identity, cache.kv.layout.digest, cache.tiers.codec.digest)
+        name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+        shelves.append(Directory(options.spill_dir, budget=options.spill_budget, identity=name))
+    return Spill(cache, shelves, SpillWriter(shelves, lag=options.spill_lag))

@@ -15,17 +15,21 @@ from dataclasses import dataclass
 
 import torch
 
+from holdover.engine.checkpoints import Checkpointer
+from holdover.engine.refresh import SuffixRefresh
 from holdover.engine.report import explain
 from holdover.engine.request import Output, Update
 from holdover.engine.residence import Residence
 from holdover.engine.runner import Runner
 from holdover.engine.sampling import choose, logprobs_of
 from holdover.engine.sequence import Sequence
+from holdover.engine.shadow import ShadowCheck
 from holdover.engine.stats import EngineStats
 from holdover.engine.step import Span
 from holdover.errors import CapacityError, HoldoverError, RequestError
-from holdover.prefix import PrefixCache
-from holdover.prefix.policies import DEFAULT_POLICY, CheckpointPolicy, Prompt
+from holdover.prefix import Match, PrefixCache
+from holdover.prefix.policies import DEFAULT_POLICY, CheckpointPolicy
+from holdover.prefix.spill import Spill
 
 logger = logging.getLogger(__name__)
 
@@ -53,17 +57,34 @@ class EngineCore:
         cache: the prefix cache over the same pools.
         limits: how much to take on.
         policy: when to take checkpoints.
+        refresh: recovers the omitted units of restored states; None to leave them at zero.
+        spill: keeps checkpoints below the resident tiers.
+        max_losses: most lossy restores that a resumed state may have in its past; None for any number.
+        shadow: computes some approximate hits again exactly.
     """
 
     def __init__(
-        self, runner: Runner, cache: PrefixCache, limits: Limits, policy: CheckpointPolicy = DEFAULT_POLICY
+        self,
+        runner: Runner,
+        cache: PrefixCache,
+        limits: Limits,
+        policy: CheckpointPolicy = DEFAULT_POLICY,
+        *,
+        refresh: SuffixRefresh | None = None,
+        spill: Spill | None = None,
+        max_losses: int | None = None,
+        shadow: ShadowCheck | None = None,
     ) -> None:
         self.runner = runner
         self.cache = cache
         self.limits = limits
         self.policy = policy
+        self.refresh = refresh
+        self.spill = spill
+        self.shadow = shadow
         self.stats = EngineStats()
-        self._residence = Residence(cache)
+        self._residence = Residence(cache, spill, max_losses)
+        self._checkpoints = Checkpointer(self._residence, policy, self.stats)
         self._waiting: deque[Sequence] = deque()
         # oldest first: the last one is the first to be preempted
         self._running: list[Sequence] = []
@@ -107,6 +128,8 @@ class EngineCore:
         An error in a forward ends the sequences of that forward only, and an error in what follows it for one
         sequence (sampling, text) ends that sequence only.
         """
+        # what moved between tiers since the last step, before anything looks for it
+        self.cache.tiers.maintain()
         updates = list(self._admit())
         prefill = next((s for s in self._running if s.remaining > 1), None)
         if prefill is not None:
@@ -114,7 +137,19 @@ class EngineCore:
         decode = [s for s in self._running if s.remaining == 1 and s is not prefill]
         if decode:
             updates += self._forward(decode)
-        return updates
+        self.cache.tiers.maintain()
+        return updates if self.shadow is None else self.shadow.hide(updates)
+
+    def settle(self) -> None:
+        """Finish what moves between tiers; for a moment at which nothing runs."""
+        self.cache.tiers.maintain()
+        self.cache.tiers.finish()
+
+    def close(self) -> None:
+        """Finish what moves between tiers and below them. Nothing may be called afterwards."""
+        self.cache.tiers.close()
+        if self.spill is not None:
+            self.spill.close()
 
     def check_integrity(self) -> None:
         """Verify that every pool balances with what the running sequences own.
@@ -122,7 +157,8 @@ class EngineCore:
         Raises:
             IntegrityError: with the ids of what leaked.
         """
-        self._residence.check_integrity(s.place for s in self._running)
+        places = (s.place for s in self._running)
+        self._residence.check_integrity(places, scratch=int(self.refresh is not None))
 
     def _admit(self) -> Iterator[Update]:
         while self._waiting and len(self._running) < self.limits.max_running:
@@ -142,20 +178,28 @@ class EngineCore:
                 continue
             self._waiting.popleft()
             self._running.append(sequence)
+            refreshed = self._recover(sequence, match)
             if sequence.cache is None:
-                sequence.cache = explain(sequence.request, match)
-                self.stats.prompt_tokens += len(sequence.request.prompt)
-                self.stats.hit_tokens += sequence.computed
-            sequence.checkpoint_depths = self._wanted_depths(sequence, match.kv_depth)
+                lineage = sequence.place.hold.lineage
+                sequence.cache = explain(sequence.request, match, lineage, self.cache.tiers, refreshed)
+                self._count_hit(sequence, match)
+            self._checkpoints.plan(sequence, match.kv_depth)
 
-    def _wanted_depths(self, sequence: Sequence, kv_depth: int) -> tuple[int, ...]:
-        request = sequence.request
-        if not request.use_cache:
-            return ()
-        length = len(request.prompt)
-        prompt = Prompt(length, sequence.computed, kv_depth, request.boundaries, request.checkpoint_at)
-        depths = self.policy.prompt_depths(prompt)
-        return tuple(sorted({depth for depth in depths if sequence.computed < depth <= length}))
+    def _recover(self, sequence: Sequence, match: Match) -> tuple[int, float]:
+        """Recover what a packed checkpoint left out, if that was asked for; tokens replayed, and seconds."""
+        if self.refresh is None or match.tier != "compressed":
+            return 0, 0.0
+        return self.refresh.recover(sequence, self.stats)
+
+    def _count_hit(self, sequence: Sequence, match: Match) -> None:
+        if sequence.is_shadow:
+            return
+        self.stats.prompt_tokens += len(sequence.request.prompt)
+        self.stats.hit_tokens += sequence.computed
+        if match.tier is not None:
+            self.stats.hits[match.source or match.tier] += 1
+            self.stats.approximate_hits += not match.lineage.is_exact
+            self.stats.losses_max = max(self.stats.losses_max, match.lineage.losses)
 
     def _forward(self, sequences: list[Sequence]) -> list[Update]:
         """Run the next tokens of ``sequences`` (one that prefills, or all that decode) in one forward."""
@@ -167,7 +211,7 @@ class EngineCore:
         ready.sort(key=lambda s: s.place.lease.slot)
         try:
             logits = self._advance(ready, count)
-            self._checkpoint_all(ready)
+            self._checkpoints.take(ready)
             return updates + self._choose(ready, logits)
         except Exception as error:
             logger.exception("forward of %d tokens failed", count)
@@ -242,11 +286,23 @@ class EngineCore:
                 # a maximum is NaN as soon as one logit is
                 if not math.isfinite(largest[row]):
                     raise HoldoverError("the model's logits are not finite")
+                self._compare(sequence, logits[row])
                 updates.append(self._take(sequence, best[row], logits[row]))
             except Exception as error:
                 logger.exception("request %s got no next token", sequence.request.id)
                 updates.append(self._end(sequence, "error", error))
         return updates
+
+    def _compare(self, sequence: Sequence, logits: torch.Tensor) -> None:
+        """Let the shadow check see the logits of a sequence's first token."""
+        if self.shadow is None or sequence.num_generated:
+            return
+        self.shadow.judge(sequence, logits)
+        if self.shadow.tripped:
+            self._residence.max_losses = 0
+        # a shadow must not stand in the way of a request
+        if not self._waiting and (shadow := self.shadow.sample(sequence, logits)) is not None:
+            self._waiting.append(shadow)
 
     def _take(self, sequence: Sequence, best: int, logits: torch.Tensor) -> Update:
         params = sequence.request.params
@@ -262,31 +318,9 @@ class EngineCore:
         output = None
         if reason := sequence.finish_reason():
             text += sequence.text.finish()
-            self.stats.finished += 1
+            self.stats.finished += not sequence.is_shadow
             output = self._end(sequence, reason).output
         return Update(sequence.request.id, (token,), text, reported, output)
-
-    def _checkpoint_all(self, sequences: list[Sequence]) -> None:
-        for sequence in sequences:
-            if not self._wants_checkpoint(sequence):
-                continue
-            try:
-                self._residence.keep_state(sequence)
-            except Exception as error:
-                # an optional checkpoint never stops a request
-                self.stats.checkpoints_skipped += 1
-                if not isinstance(error, CapacityError):
-                    logger.exception(
-                        "checkpoint at depth %d of request %s was not taken", sequence.computed, sequence.request.id
-                    )
-
-    def _wants_checkpoint(self, sequence: Sequence) -> bool:
-        depth = sequence.computed
-        is_prompt = depth <= len(sequence.request.prompt)
-        wanted = depth in sequence.checkpoint_depths if is_prompt else self.policy.during_decode(depth)
-        if not wanted or not sequence.request.use_cache:
-            return False
-        return not self.cache.has_state(sequence.namespace, sequence.tokens[:depth])
 
     def _end_all(self, sequences: list[Sequence], error: Exception | None = None) -> list[Update]:
         """End those that have not ended yet."""

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, overload
 
 from holdover.engine.build import EngineOptions, build_core
 from holdover.engine.chat import render_chat
 from holdover.engine.hf.loader import Loaded, load
+from holdover.engine.planning import Planned, choose_plan, with_plan
 from holdover.engine.prepare import Preparer
 from holdover.engine.request import Output, Update
 from holdover.engine.sampling import SamplingParams
 from holdover.engine.sequence import Sequence as EngineSequence
 from holdover.errors import RequestError
+from holdover.retention import Element, RefreshPolicy
 from holdover.weights.bundled import DEFAULT_MODEL
 
 Prompt = str | Sequence[int]
@@ -32,7 +35,8 @@ class Engine:
     def __init__(self, loaded: Loaded, options: EngineOptions | None = None) -> None:
         self.loaded = loaded
         self.options = options or EngineOptions()
-        self.core, max_context = build_core(loaded.host, self.options)
+        self.planned = Planned(self.options.plan, "as the engine's options say")
+        self.core, max_context = build_core(loaded.host, self.options, loaded.digest)
         self.prepare = Preparer(
             loaded.tokenizer,
             digest=loaded.digest,
@@ -45,18 +49,45 @@ class Engine:
         self._inboxes: dict[str, deque[Update]] = {}
 
     @classmethod
-    def from_pretrained(cls, model: str = DEFAULT_MODEL, **options: Any) -> Engine:
+    def from_pretrained(
+        cls,
+        model: str = DEFAULT_MODEL,
+        *,
+        plan: str | Path | None = None,
+        element: Element | None = None,
+        refresh: RefreshPolicy | None = None,
+        **options: Any,
+    ) -> Engine:
         """Load a model.
 
         Args:
             model: a bundled model's name, a local directory or a hub id.
-            options: fields of `EngineOptions`.
+            plan: path of a retention plan to pack checkpoints by; ``auto`` for the gated plan of the model if it has
+                one; None to keep checkpoints dense.
+            element: how a packed checkpoint stores what it retains; None for how the plan's gate was measured.
+            refresh: what becomes of omitted units on a hit; None likewise.
+            options: further fields of `EngineOptions`.
 
         Raises:
-            HoldoverError: the model or an option cannot be used; the message says why.
+            HoldoverError: the model, the plan or an option cannot be used; the message says why.
         """
+        # what is wrong with an option is said before minutes of loading
         chosen = EngineOptions(**options)
-        return cls(load(model, dtype=chosen.dtype, device=chosen.device), chosen)
+        loaded = load(model, dtype=chosen.dtype, device=chosen.device)
+        planned = choose_plan(loaded, plan)
+        engine = cls(loaded, with_plan(chosen, planned, element=element, refresh=refresh))
+        engine.planned = planned
+        return engine
+
+    def close(self) -> None:
+        """Finish what moves between tiers and to disk, and stop. Nothing may be called afterwards."""
+        self.core.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @overload
     def generate(self, prompts: str, params: SamplingParams = ..., **request: Any) -> Output: ...
@@ -77,7 +108,7 @@ class Engine:
         Args:
             prompts: a text, or a list of texts and lists of token ids.
             params: how to sample: one for all, or one for each.
-            request: ``salt``, ``use_cache``, ``boundaries``, ``checkpoint_at`` of `Request`.
+            request: ``salt``, ``use_cache``, ``exact``, ``boundaries``, ``checkpoint_at`` of `Request`.
 
         Returns:
             One output for one text, else a list in the order of the prompts.
@@ -147,6 +178,8 @@ class Engine:
                 del self._inboxes[request_id]
                 # a request that has ended is not there any more
                 self.core.abort(request_id)
+            if not self.core.has_work:
+                self.core.settle()
 
     def _step(self) -> None:
         # several streams may be read in turn: a step made for one of them advances them all

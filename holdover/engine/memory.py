@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from holdover.arch.layout import ModelLayout
+from holdover.codec import Codec, usable_slots
 from holdover.errors import ConfigError
 from holdover.state import SlotPool
-from holdover.store import KVPool
+from holdover.store import KVPool, PackedPool
 
 # shares of the memory that is free after the weights are loaded, when no budget is given
 _DEFAULT_SHARE = 0.2
@@ -21,48 +22,120 @@ _MOST_CONTEXTS = 64
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Sizes of the two pools.
+    """Sizes of the pools.
 
     Attributes:
-        num_slots: state slots, shared by running sequences and checkpoints.
-        num_rows: KV rows, shared alike.
-        state_bytes: bytes that the slot pool allocates.
-        kv_bytes: bytes that the KV pool allocates.
+        num_slots: native state slots, shared by running sequences, dense checkpoints and the scratch state.
+        num_packed: packed slots, for compressed checkpoints.
+        num_rows: KV rows, shared by running sequences and the cache.
+        state_bytes: bytes that the native slots take.
+        packed_bytes: bytes that the packed slots take.
+        staging_bytes: bytes of the packed records that are on their way to a shelf.
+        kv_bytes: bytes that the KV pool takes.
     """
 
     num_slots: int
+    num_packed: int
     num_rows: int
     state_bytes: int
+    packed_bytes: int
+    staging_bytes: int
     kv_bytes: int
 
 
+@dataclass(frozen=True)
+class StateNeeds:
+    """What the state budget has to hold beside checkpoints.
+
+    Attributes:
+        codec: how checkpoints are packed; None for dense checkpoints only.
+        running: sequences that run together.
+        scratch: slots of the engine itself.
+        staging: packed records in flight to a shelf.
+        native_slots: native slots, if chosen by hand.
+        packed_slots: packed slots, if chosen by hand.
+    """
+
+    codec: Codec | None = None
+    running: int = 1
+    scratch: int = 0
+    staging: int = 0
+    native_slots: int | None = None
+    packed_slots: int | None = None
+
+
 def plan_memory(
-    layout: ModelLayout, *, state_memory: int | None, kv_memory: int | None, free_bytes: int, max_context: int
+    layout: ModelLayout,
+    *,
+    state_budget: int | None,
+    kv_budget: int | None,
+    free_bytes: int,
+    max_context: int,
+    needs: StateNeeds | None = None,
 ) -> MemoryPlan:
-    """Fit both pools into their budgets.
+    """Fit all pools into the two budgets.
+
+    The state budget is split so: first the records in flight to a shelf; then native slots, which without a codec
+    take the rest. With one, native slots are as many as may run together, the scratch slot and a quarter more to move
+    in, but at most half of what is left (and never fewer than one sequence needs); packed slots take the rest.
 
     Args:
         layout: the model's layout, in the dtype it runs in.
-        state_memory: bytes for recurrent state, live and cached; None for a share of ``free_bytes``.
-        kv_memory: bytes for KV, live and cached; None likewise.
+        state_budget: bytes for recurrent state, live and cached; None for a share of ``free_bytes``.
+        kv_budget: bytes for KV, live and cached; None likewise.
         free_bytes: memory that is free now.
         max_context: longest sequence that will be served.
+        needs: what else the state budget has to hold.
 
     Raises:
         ConfigError: a budget is too small for one sequence.
     """
-    slots = _largest(lambda n: SlotPool.bytes_for(layout.state, n), state_memory, free_bytes, _MOST_SLOTS)
-    if slots < 1:
-        need = SlotPool.bytes_for(layout.state, 1)
+    needs = needs or StateNeeds()
+    budget = int(free_bytes * _DEFAULT_SHARE) if state_budget is None else state_budget
+    record = needs.codec.nbytes if needs.codec is not None else layout.state.checkpoint_bytes
+    staging = needs.staging * record
+    slots, packed = _split_state(layout, needs, budget - staging, bounded=state_budget is not None)
+    least = 1 + needs.scratch
+    if slots < least:
+        need = SlotPool.bytes_for(layout.state, least) + staging
+        parts = "its slot and the padding slot" + (", a scratch slot" if needs.scratch else "")
         raise ConfigError(
-            f"state memory of {state_memory or int(free_bytes * _DEFAULT_SHARE)} bytes is too small: one running "
-            f"sequence needs {need} bytes (its slot and the padding slot); raise --state-memory"
+            f"state budget of {budget} bytes is too small: one running sequence needs {need} bytes "
+            f"({parts}{', records on their way to a shelf' if staging else ''}); raise --state-budget"
         )
-    rows = _largest(lambda n: KVPool.bytes_for(layout.kv, n), kv_memory, free_bytes, _MOST_CONTEXTS * max_context)
+    rows = _largest(lambda n: KVPool.bytes_for(layout.kv, n), kv_budget, free_bytes, _MOST_CONTEXTS * max_context)
     if rows < 2:
         need = KVPool.bytes_for(layout.kv, 2)
-        raise ConfigError(f"KV memory is too small: even two tokens need {need} bytes; raise --kv-memory")
-    return MemoryPlan(slots, rows, SlotPool.bytes_for(layout.state, slots), KVPool.bytes_for(layout.kv, rows))
+        raise ConfigError(f"KV budget is too small: even two tokens need {need} bytes; raise --kv-budget")
+    return MemoryPlan(
+        num_slots=slots,
+        num_packed=packed,
+        num_rows=rows,
+        state_bytes=SlotPool.bytes_for(layout.state, slots),
+        packed_bytes=PackedPool.bytes_for(needs.codec, packed) if needs.codec is not None and packed else 0,
+        staging_bytes=staging,
+        kv_bytes=KVPool.bytes_for(layout.kv, rows),
+    )
+
+
+def _split_state(layout: ModelLayout, needs: StateNeeds, budget: int, *, bounded: bool) -> tuple[int, int]:
+    """Native and packed slots within ``budget`` bytes; ``bounded`` lifts the cap on what a default budget takes."""
+    slot, codec = layout.state.checkpoint_bytes, needs.codec
+    chosen = needs.packed_slots if codec is not None else None
+    taken = PackedPool.bytes_for(codec, chosen) if codec is not None and chosen is not None else 0
+    most = (budget - taken) // slot - 1
+    if needs.native_slots is not None and needs.native_slots > most:
+        parts = f"{needs.native_slots} native slots" + (f" and {chosen} packed ones" if chosen is not None else "")
+        need = SlotPool.bytes_for(layout.state, needs.native_slots) + taken
+        raise ConfigError(f"{parts} need {need} bytes of state, and {budget} are left of the state budget")
+    native = needs.native_slots or min(most, most if bounded else _MOST_SLOTS)
+    if codec is None or chosen is not None:
+        return native, chosen or 0
+    if needs.native_slots is None:
+        wanted = needs.running + needs.scratch + max(1, needs.running // 4)
+        native = min(most, max(1 + needs.scratch, min(wanted, most // 2)))
+    packed = usable_slots(budget - SlotPool.bytes_for(layout.state, max(native, 0)), codec.nbytes)
+    return native, max(0, packed if bounded else min(packed, _MOST_SLOTS))
 
 
 def free_memory(device: torch.device) -> int:

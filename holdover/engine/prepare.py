@@ -58,8 +58,8 @@ class Preparer:
         Args:
             prompt: text or token ids.
             params: how to sample.
-            request: further fields of `Request`, all optional: ``id``, ``salt``, ``use_cache``, ``boundaries``,
-                ``checkpoint_at``.
+            request: further fields of `Request`, all optional: ``id``, ``salt``, ``use_cache``, ``exact``,
+                ``boundaries``, ``checkpoint_at``.
 
         Raises:
             RequestError: the prompt or a parameter cannot be used; nothing was started.

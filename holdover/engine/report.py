@@ -4,18 +4,38 @@ from __future__ import annotations
 
 from holdover.engine.request import CacheReport, Request
 from holdover.prefix import Match
+from holdover.state import Lineage
+from holdover.store import StateTiers
 
 
-def explain(request: Request, match: Match) -> CacheReport:
-    """Describe what the cache gave a request when it was first admitted."""
+def explain(
+    request: Request, match: Match, lineage: Lineage, tiers: StateTiers, refreshed: tuple[int, float] = (0, 0.0)
+) -> CacheReport:
+    """Describe what the cache gave a request when it was first admitted.
+
+    Args:
+        request: the request.
+        match: what was found.
+        lineage: what the resumed state is, its refresh included.
+        tiers: where it was.
+        refreshed: tokens replayed to recover omitted units, and the seconds that took.
+    """
     total, kv, state = len(request.prompt), match.kv_depth, match.state_depth
+    is_packed = match.tier == "compressed"
+    plan = tiers.codec.plan if is_packed else None
+    size = tiers.codec.nbytes if is_packed else tiers.native.pool.layout.checkpoint_bytes
     return CacheReport(
         prompt_tokens=total,
         kv_depth=kv,
         state_depth=state,
-        tier=match.tier,
-        lineage=str(match.header.lineage) if match.header is not None else None,
         reason=_reason(request, total, kv, state),
+        tier=match.tier,
+        source=match.source,
+        lineage=str(lineage) if match.node is not None else None,
+        checkpoint_bytes=size if match.node is not None else 0,
+        omitted=1 - plan.offsets[-1] / plan.units if plan is not None else 0.0,
+        refresh_tokens=refreshed[0],
+        refresh_seconds=refreshed[1],
     )
 
 
@@ -27,7 +47,8 @@ def _reason(request: Request, total: int, kv: int, state: int) -> str:
     if kv == 0:
         return "miss: no cached prompt of this tenant begins as this one does"
     if state == 0:
-        return f"miss: KV is cached for {kv} of {total} tokens, but no checkpoint of the state lies at or below that"
+        kind = "exact checkpoint" if request.exact else "checkpoint"
+        return f"miss: KV is cached for {kv} of {total} tokens, but no {kind} of the state lies at or below that"
     if state >= kv or state >= total - 1:
         return f"hit: resumed at {state} of {total} tokens"
     return (

@@ -20,6 +20,7 @@ class Request:
         params: resolved sampling parameters.
         salt: tenant; requests of different salts never share cached state.
         use_cache: False to neither resume from the cache nor leave anything in it.
+        exact: True to resume only from states that no lossy restore has touched.
         boundaries: depths within the prompt up to which the next turn is sure to repeat it.
         checkpoint_at: depths at which the caller wants a checkpoint.
     """
@@ -29,6 +30,7 @@ class Request:
     params: SamplingParams
     salt: str = ""
     use_cache: bool = True
+    exact: bool = False
     boundaries: tuple[int, ...] = ()
     checkpoint_at: tuple[int, ...] = ()
 
@@ -41,17 +43,27 @@ class CacheReport:
         prompt_tokens: tokens of the prompt.
         kv_depth: leading tokens whose KV rows were present.
         state_depth: leading tokens that were not computed again: the depth of the resumed checkpoint.
-        tier: where the checkpoint was, or None.
+        tier: where the checkpoint was restored from (``native`` or ``compressed``), or None.
+        source: where it was brought up from just before (``host`` or ``disk``), or None.
         lineage: how the resumed state came to be, or None.
+        checkpoint_bytes: bytes of the checkpoint where it was.
+        omitted: fraction of the state's units that it left out.
+        refresh_tokens: tokens replayed to recover those.
+        refresh_seconds: time that took.
         reason: the outcome in words.
     """
 
     prompt_tokens: int
     kv_depth: int
     state_depth: int
-    tier: str | None
-    lineage: str | None
     reason: str
+    tier: str | None = None
+    source: str | None = None
+    lineage: str | None = None
+    checkpoint_bytes: int = 0
+    omitted: float = 0.0
+    refresh_tokens: int = 0
+    refresh_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

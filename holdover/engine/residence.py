@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from holdover.engine.sequence import Place, Sequence
 from holdover.prefix import Match, PrefixCache, check_integrity
-from holdover.store import LeaseState
+from holdover.prefix.spill import Spill
 
 logger = logging.getLogger(__name__)
 
@@ -17,14 +17,18 @@ class Residence:
 
     Args:
         cache: the prefix cache, which also hands out slots and rows.
+        spill: what keeps checkpoints below the resident tiers, if anything does.
+        max_losses: most lossy restores that a resumed state may have in its past; None for any number.
     """
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: PrefixCache, spill: Spill | None = None, max_losses: int | None = None) -> None:
         self.cache = cache
+        self.spill = spill
+        self.max_losses = max_losses
 
     def has_room(self, sequence: Sequence) -> bool:
         """Whether the rows that a waiting sequence needs can be had without taking any from a running one."""
-        match = self.cache.match(sequence.namespace, sequence.tokens)
+        match = self.cache.match(sequence.namespace, sequence.tokens, max_losses=self._most_losses(sequence))
         resumed = match.state_depth if sequence.may_resume else 0
         kept = sum(len(n.tokens) for n in match.node.path() if not n.locks) if match.node and resumed else 0
         available = self.cache.kv.num_free + self.cache.evictable_rows() - kept
@@ -36,9 +40,13 @@ class Residence:
         Raises:
             CapacityError: every slot is live; the sequence owns nothing.
         """
-        opened = self.cache.open(sequence.namespace, sequence.tokens, reuse=sequence.may_resume)
+        namespace, tokens, most = sequence.namespace, sequence.tokens, self._most_losses(sequence)
+        source = None
+        if self.spill is not None and sequence.may_resume:
+            source = self.spill.fetch(namespace, tokens, max_losses=most)
+        opened = self.cache.open(namespace, tokens, reuse=sequence.may_resume, max_losses=most)
         sequence.enter(Place.of(opened))
-        return opened.match
+        return opened.match._replace(source=source)
 
     def grow(self, sequences: Iterable[Sequence], count: int) -> None:
         """Give running sequences rows for the next ``count`` tokens of each.
@@ -54,43 +62,55 @@ class Residence:
             for sequence, rows in zip(grown, self.cache.allocate_rows(total).split(missing), strict=True):
                 sequence.place.rows.append(rows)
 
+    def has_state(self, sequence: Sequence) -> bool:
+        """Whether the cache has a state of what the sequence has computed that is as good as its own would be."""
+        lineage = self.cache.tiers.restored(sequence.place.hold.lineage, dense=sequence.request.exact)
+        return self.cache.has_state(sequence.namespace, sequence.tokens[: sequence.computed], lineage)
+
     def keep_state(self, sequence: Sequence) -> None:
         """Copy a running sequence's state into the cache, and move its rows there.
 
         Raises:
             CapacityError: no slot can be had; the sequence goes on as it was.
         """
-        depth, place = sequence.computed, sequence.place
-        lease = self.cache.acquire_slot(LeaseState.CACHED)
+        depth, place, dense = sequence.computed, sequence.place, sequence.request.exact
+        checkpoint = self.cache.tiers.snapshot(place.lease.slot, dense=dense)
         try:
-            self.cache.slots.pool.copy(place.lease.slot, lease.slot)
-            rows = self.cache.publish(place.hold, sequence.tokens[:depth], place.rows.view(end=depth), lease)
+            tokens, rows = sequence.tokens[:depth], place.rows.view(end=depth)
+            kept = self.cache.publish(place.hold, tokens, rows, checkpoint, dense=dense)
         except BaseException:
-            lease.release()
+            self.cache.tiers.abandon(checkpoint)
             raise
-        place.rows.replace_prefix(rows)
+        place.rows.replace_prefix(kept)
+        self._write_through(place)
 
     def leave(self, sequence: Sequence, *, keep: bool) -> None:
         """Take back all that a sequence owns; with ``keep``, its state and rows move to the cache."""
         tokens = sequence.tokens[: sequence.computed]
+        keep = keep and bool(tokens) and self.cache.tiers.native.pool.is_whole(sequence.place.lease.slot)
+        with_state = keep and not self.has_state(sequence)
         place = sequence.leave()
         # rows of a step that failed, or that was reserved and not run
         if len(unused := place.rows.truncate(max(len(tokens), place.hold.depth))):
             self.cache.kv.free(unused)
         try:
-            if keep and tokens and self.cache.slots.pool.is_whole(place.lease.slot):
-                self._donate(place, tokens)
+            if keep:
+                self._donate(place, tokens, with_state=with_state, dense=sequence.request.exact)
         except Exception:
             logger.exception("state at depth %d was not kept", len(tokens))
         finally:
+            if place.owned_rows:
+                self.cache.kv.free(place.rows.view(place.hold.depth))
             if place.lease.is_held:
-                if place.owned_rows:
-                    self.cache.kv.free(place.rows.view(place.hold.depth))
                 place.lease.release()
             self.cache.release(place.hold)
 
-    def check_integrity(self, places: Iterable[Place]) -> None:
+    def check_integrity(self, places: Iterable[Place], *, scratch: int = 0) -> None:
         """Verify that every pool balances with what ``places`` own.
+
+        Args:
+            places: of all running sequences.
+            scratch: slots that the engine itself owns.
 
         Raises:
             IntegrityError: with the ids of what leaked.
@@ -100,10 +120,24 @@ class Residence:
             self.cache,
             [place.hold for place in places],
             owned_rows=sum(place.owned_rows for place in places),
-            live_slots=len(places),
+            live_slots=len(places) + scratch,
         )
 
-    def _donate(self, place: Place, tokens: list[int]) -> None:
-        """Move a place's slot and rows to the cache. If it raises, nothing was moved."""
-        place.lease = place.lease.move(LeaseState.CACHED)
-        self.cache.publish(place.hold, tokens, place.rows.view(), place.lease)
+    def _donate(self, place: Place, tokens: list[int], *, with_state: bool, dense: bool) -> None:
+        """Move a place's rows and, if it is of use, its slot to the cache. If it raises, nothing was moved."""
+        checkpoint = self.cache.tiers.donate(place.lease) if with_state else None
+        try:
+            rows = self.cache.publish(place.hold, tokens, place.rows.view(), checkpoint, dense=dense)
+        except BaseException:
+            if checkpoint is not None:
+                self.cache.tiers.abandon(checkpoint)
+            raise
+        place.rows.replace_prefix(rows)
+        self._write_through(place)
+
+    def _write_through(self, place: Place) -> None:
+        if self.spill is not None:
+            self.spill.store(place.hold.node)
+
+    def _most_losses(self, sequence: Sequence) -> int | None:
+        return 0 if sequence.request.exact else self.max_losses

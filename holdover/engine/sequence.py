@@ -102,10 +102,18 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
         self.cache: CacheReport | None = None
         self.generator = _generator(request.params.seed)
+        # nobody asked for it and nobody is told of it
+        self.is_shadow = False
         self._place: Place | None = None
         self._submitted = time.perf_counter()
         self._admitted: float | None = None
         self._first_token: float | None = None
+
+    def shadow(self, request: Request) -> Sequence:
+        """A sequence for the engine's own use, of the same tenant, that nobody is told of."""
+        shadow = Sequence(request, self.namespace, self.text.fresh(), frozenset(), 1)
+        shadow.is_shadow = True
+        return shadow
 
     @property
     def place(self) -> Place:
@@ -203,4 +211,4 @@ def _generator(seed: int | None) -> torch.Generator:
 
 
 def _not_started(request: Request) -> CacheReport:
-    return CacheReport(len(request.prompt), 0, 0, None, None, "the request ended before it was looked up")
+    return CacheReport(len(request.prompt), 0, 0, "the request ended before it was looked up")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -21,6 +22,12 @@ class EngineStats:
         failed: requests that ended by an error.
         preemptions: times a running request gave its memory up to an older one.
         checkpoints_skipped: checkpoints not taken because no slot could be had.
+        hits: requests that resumed, by the tier that they resumed from.
+        approximate_hits: those of them whose state is not exact.
+        losses_max: most lossy restores in the past of a resumed state.
+        refresh_tokens: tokens replayed to recover omitted units.
+        refresh_seconds: time that took.
+        refreshes_failed: restored states that were used without the refresh that was asked for.
     """
 
     prefill_forwards: int = 0
@@ -34,3 +41,9 @@ class EngineStats:
     failed: int = 0
     preemptions: int = 0
     checkpoints_skipped: int = 0
+    hits: Counter[str] = field(default_factory=lambda: Counter(native=0, compressed=0, host=0, disk=0))
+    approximate_hits: int = 0
+    losses_max: int = 0
+    refresh_tokens: int = 0
+    refresh_seconds: float = 0.0
+    refreshes_failed: int = 0

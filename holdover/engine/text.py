@@ -32,6 +32,10 @@ class TextStream:
         self._given = 0
         self.stopped = False
 
+    def fresh(self) -> TextStream:
+        """An empty stream of the same tokenizer, without stop strings."""
+        return TextStream(self._decoder)
+
     @property
     def text(self) -> str:
         """All text so far, held back or not; cut at a stop string."""

@@ -1,8 +1,8 @@
 """Prefix cache of hybrid models: KV rows and checkpoints in one radix tree, each under its own budget.
 
-A hit needs both: it resumes at the deepest checkpoint at or below n-1 of n tokens, where the tree also holds every
-KV row. Rows and slots come from two fixed pools, and running sequences and the cache share them: what no sequence
-locks is cached until an allocation evicts it.
+A hit needs both: it resumes at the deepest acceptable checkpoint at or below n-1 of n tokens, where the tree also
+holds every KV row. Rows and slots come from fixed pools, and running sequences and the cache share them: what no
+sequence locks is cached until an allocation evicts it.
 
 Ownership of a running sequence's rows::
 
@@ -15,8 +15,8 @@ Ownership of a running sequence's rows::
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -25,45 +25,56 @@ from holdover.errors import CapacityError, CheckpointMismatchError, OwnershipErr
 from holdover.prefix import tree
 from holdover.prefix.hold import Hold, Match, Opened
 from holdover.prefix.tree import Node, Root, Walk
-from holdover.state import CheckpointHeader
-from holdover.state.key import key_of
-from holdover.store import LRU, Balance, Checkpoint, KVPool, LeaseState, SlotAllocator, SlotLease, restore
+from holdover.state import KeyChain, Lineage
+from holdover.store import LRU, Balance, Checkpoint, KVPool, LeaseState, SlotLease, StateTiers
 
 logger = logging.getLogger(__name__)
 
 
 class PrefixCache:
-    """Radix tree per namespace over two pools.
+    """Radix tree per namespace over the pools.
 
     Args:
-        slots: state slots, shared by running sequences and checkpoints.
+        tiers: state slots, shared by running sequences and checkpoints.
         kv: KV rows, shared by running sequences and the tree.
     """
 
-    def __init__(self, slots: SlotAllocator, kv: KVPool) -> None:
-        self.slots = slots
+    def __init__(self, tiers: StateTiers, kv: KVPool) -> None:
+        self.tiers = tiers
         self.kv = kv
-        self.counters: Counter[str] = Counter()
+        # one set of counters for the cache and what it stands on
+        self.counters = tiers.counters
         self.roots: dict[bytes, Root] = {}
-        # an entry stands in each at most once: these are the only source of eviction order
+        # a node stands in it exactly once: with the tiers' order of checkpoints, the only source of eviction order
         self.row_order: LRU[Node] = LRU()
-        self.state_order: LRU[Node] = LRU()
 
-    def match(self, namespace: bytes, tokens: Sequence[int]) -> Match:
+    def match(self, namespace: bytes, tokens: Sequence[int], *, max_losses: int | None = None) -> Match:
         """Deepest point at which a sequence of ``tokens`` can resume. Mutates nothing. O(len(tokens)).
 
         At least one token is always left to run, since the next token's logits come from it.
+
+        Args:
+            namespace: model and tenant that the tokens belong to.
+            tokens: the sequence so far.
+            max_losses: most lossy restores that the resumed state may have in its past, this one included; 0 for
+                exact states only, None for any number.
         """
         root = self.roots.get(namespace)
         if root is None:
             return Match(None, 0)
         found = tree.walk(root, tokens)
         for node in reversed(found.nodes):
-            if node.checkpoint is not None and node.depth < len(tokens):
-                return Match(node, found.depth, node.checkpoint.header, node.checkpoint.tier)
+            checkpoint = node.checkpoint
+            if checkpoint is None or node.depth >= len(tokens):
+                continue
+            lineage = checkpoint.restored.worst(node.path_lineage())
+            if max_losses is None or lineage.losses <= max_losses:
+                return Match(node, found.depth, checkpoint.tier, lineage)
         return Match(None, found.depth)
 
-    def open(self, namespace: bytes, tokens: Sequence[int], *, reuse: bool = True) -> Opened:
+    def open(
+        self, namespace: bytes, tokens: Sequence[int], *, reuse: bool = True, max_losses: int | None = None
+    ) -> Opened:
         """Start a sequence: claim the deepest match and lease a live slot with its state.
 
         Mutates locks and both orders; may evict checkpoints. On any error nothing is held. A checkpoint whose bytes
@@ -73,22 +84,23 @@ class PrefixCache:
             namespace: model and tenant that the tokens belong to.
             tokens: the sequence so far; only a proper prefix of it is resumed.
             reuse: False to start from nothing whatever is cached.
+            max_losses: as for `match`.
 
         Raises:
             CapacityError: every slot is live.
         """
-        match = self.match(namespace, tokens) if reuse else Match(None, 0)
+        match = self.match(namespace, tokens, max_losses=max_losses) if reuse else Match(None, 0)
         try:
             return self._open(namespace, tokens, match)
         except CheckpointMismatchError as error:
             logger.error("a checkpoint was refused: %s", error)
             self.counters["checkpoints_refused"] += 1
-        node = match.node
-        is_dropped = node is not None and _state_may_go(node)
-        if node is not None and is_dropped:
-            self._drop_state(node)
+        checkpoint = match.node.checkpoint if match.node is not None else None
+        is_dropped = match.node is not None and checkpoint is not None and not checkpoint.pins
+        if match.node is not None and is_dropped:
+            self._drop_state(match.node)
         # what is pinned cannot be dropped, so it is passed over
-        return self.open(namespace, tokens, reuse=is_dropped)
+        return self.open(namespace, tokens, reuse=is_dropped, max_losses=max_losses)
 
     def release(self, hold: Hold) -> None:
         """Give a claim back. Mutates locks.
@@ -99,16 +111,6 @@ class PrefixCache:
         root = hold.node.path()[0]
         hold.drop()
         self._prune(root)
-
-    def acquire_slot(self, state: LeaseState) -> SlotLease:
-        """Lease a slot, evicting the least recently used checkpoint if none is free.
-
-        Raises:
-            CapacityError: every slot is live or pinned.
-        """
-        if not self.slots.num_free:
-            self._evict_state()
-        return self.slots.acquire(state)
 
     def allocate_rows(self, count: int) -> torch.Tensor:
         """Take KV rows, evicting least recently used leaves as needed.
@@ -123,27 +125,36 @@ class PrefixCache:
             self._evict_leaf()
         return self.kv.allocate(count)
 
-    def publish(self, hold: Hold, tokens: Sequence[int], rows: torch.Tensor, lease: SlotLease | None) -> torch.Tensor:
-        """Put a sequence's prefix into the tree, with its state if ``lease`` is given.
+    def publish(
+        self,
+        hold: Hold,
+        tokens: Sequence[int],
+        rows: torch.Tensor,
+        checkpoint: Checkpoint | None,
+        *,
+        dense: bool = False,
+    ) -> torch.Tensor:
+        """Put a sequence's prefix into the tree, with its state if ``checkpoint`` is given.
 
         Mutates the tree; moves the hold to the new depth. Rows beyond the hold become the tree's; where the tree
-        already had rows for a token, the sequence's own are freed and the tree's stand for them from now on.
+        already had rows for a token, the sequence's own are freed and the tree's stand for them from now on, with
+        the sequence's bytes if those are of better lineage (exact replaces approximate, never the reverse).
 
         Args:
             hold: the sequence's hold.
             tokens: every token of the prefix, at least one; the hold's own tokens come first.
             rows: the row of each, int64 ``[len(tokens)]``; the hold's own rows come first.
-            lease: cached lease of a slot whose state has seen exactly ``tokens``; ownership moves to the cache.
-                If the point already has a checkpoint, the lease is released and the older one stays. Either way
-                the lease given is dead.
+            checkpoint: state of exactly ``tokens``; ownership moves to the cache. If the point has one already that
+                is at least as good, the older one stays and this one is dropped.
+            dense: keep the checkpoint exact even where it could be packed.
 
         Returns:
             Rows of the prefix as the tree owns them, int64 ``[len(tokens)]``.
 
         Raises:
             CheckpointMismatchError: rows or state are of other tokens.
-            OwnershipError: a row is not in use or named twice, the lease is live, or lease or hold are dead.
-                On either error nothing was published, and lease and rows are still the caller's.
+            OwnershipError: a row is not in use or named twice, or the hold is dead.
+                On either error nothing was published, and checkpoint and rows are still the caller's.
         """
         root = hold.node.path()[0]
         assert isinstance(root, Root)
@@ -154,28 +165,33 @@ class PrefixCache:
             raise CheckpointMismatchError(f"tokens or rows differ from the hold's within its {hold.depth} tokens")
         if not self.kv.are_used(rows):
             raise OwnershipError("a KV row given to the cache is not in use, or named twice")
-        header = None if lease is None else self._header_of(lease, root.namespace, tokens)
-        node = self._insert(root, found, hold.depth, tokens, rows)
-        if lease is not None and header is not None:
-            self._attach(node, header, lease)
+        if checkpoint is not None:
+            self.tiers.verify(checkpoint, _chain(root.namespace, tokens))
+        node = self._insert(root, found, hold, tokens, rows)
         hold.move(node)
         self._touch_rows(node)
+        if checkpoint is not None:
+            self._attach(node, checkpoint, dense=dense)
         return hold.rows()
 
-    def has_state(self, namespace: bytes, tokens: Sequence[int]) -> bool:
-        """Whether a checkpoint of exactly these tokens is present. Mutates nothing."""
+    def has_state(self, namespace: bytes, tokens: Sequence[int], lineage: Lineage) -> bool:
+        """Whether a checkpoint of exactly these tokens is present that restores to ``lineage`` or better."""
         root = self.roots.get(namespace)
         if root is None:
             return False
         found = tree.walk(root, tokens)
         node = found.nodes[-1] if found.nodes else root
-        return node.depth == len(tokens) and node.checkpoint is not None
+        checkpoint = node.checkpoint
+        return node.depth == len(tokens) and checkpoint is not None and not lineage.is_better(checkpoint.restored)
 
     def flush(self) -> int:
         """Drop everything that no sequence holds or pins. Returns the number of checkpoints dropped."""
+        self.tiers.finish()
         dropped = 0
-        while (node := self.state_order.oldest(_state_may_go)) is not None:
-            self._drop_state(node)
+        while (checkpoint := self.tiers.order.oldest(lambda c: c.is_idle)) is not None:
+            self.tiers.discard(checkpoint)
+            if checkpoint.on_evict is not None:
+                checkpoint.on_evict()
             dropped += 1
         while self.row_order.oldest(_leaf_may_go) is not None:
             self._evict_leaf()
@@ -185,13 +201,6 @@ class PrefixCache:
         """Rows of the tree that no sequence holds. O(nodes)."""
         return sum(len(node.tokens) for node in self.row_order if not node.locks)
 
-    def slot_balance(self) -> Balance:
-        """Where the state slots are."""
-        cached = sum(_state_may_go(node) for node in self.state_order)
-        free, total = self.slots.num_free, self.slots.pool.num_slots
-        # a snapshot on its way into the tree is a sequence's, although its lease says cached
-        return Balance(free, cached, total - free - cached, total)
-
     def row_balance(self) -> Balance:
         """Where the KV rows are; rows that a sequence owns itself count as locked."""
         cached = self.evictable_rows()
@@ -199,43 +208,47 @@ class PrefixCache:
 
     def _open(self, namespace: bytes, tokens: Sequence[int], match: Match) -> Opened:
         node = match.node or self.roots.setdefault(namespace, Root(namespace))
-        hold = Hold(node)
-        for ancestor in node.path():
-            ancestor.locks += 1
+        hold = Hold(node, match.lineage)
         try:
-            lease = self._live_slot(node, namespace, tokens)
+            lease = self._live_slot(node, namespace, tokens, match.lineage)
         except BaseException:
             self.release(hold)
             raise
         # only the state that was consumed is refreshed: touching its ancestors' states too would keep every
         # checkpoint of a shared prefix alive and push out those that are used
         if match.node is not None and match.node.checkpoint is not None:
-            self.state_order.touch(match.node)
+            self.tiers.order.touch(match.node.checkpoint)
         self._touch_rows(node)
         return Opened(hold, lease, match)
 
-    def _live_slot(self, node: Node, namespace: bytes, tokens: Sequence[int]) -> SlotLease:
+    def _live_slot(self, node: Node, namespace: bytes, tokens: Sequence[int], lineage: Lineage) -> SlotLease:
         """Lease a live slot holding the state at ``node``."""
-        checkpoint, pool = node.checkpoint, self.slots.pool
+        checkpoint, pool = node.checkpoint, self.tiers.native.pool
         if checkpoint is None:
-            lease = self.acquire_slot(LeaseState.LIVE)
+            lease = self.tiers.acquire(LeaseState.LIVE)
             try:
                 pool.reset(lease.slot, namespace)
             except BaseException:
                 lease.release()
                 raise
             return lease
+        expect = _chain(namespace, tokens[: node.depth])
         checkpoint.pins += 1
         try:
-            lease = self.acquire_slot(LeaseState.LIVE)
+            lease = self.tiers.acquire(LeaseState.LIVE)
         except CapacityError:
             checkpoint.pins -= 1
-            return self._take_over(node, checkpoint, namespace, tokens)
+            # the last slot that could be had is the checkpoint's own
+            lease = self.tiers.take_over(checkpoint, expect)
+            node.checkpoint = None
+            pool.relabel(lease.slot, lineage)
+            return lease
         except BaseException:
             checkpoint.pins -= 1
             raise
         try:
-            restore(pool, lease.slot, checkpoint, expect=(node.depth, key_of(namespace, tokens[: node.depth])))
+            self.tiers.restore(checkpoint, lease.slot, expect)
+            pool.relabel(lease.slot, lineage)
         except BaseException:
             lease.release()
             raise
@@ -243,44 +256,42 @@ class PrefixCache:
             checkpoint.pins -= 1
         return lease
 
-    def _take_over(self, node: Node, checkpoint: Checkpoint, namespace: bytes, tokens: Sequence[int]) -> SlotLease:
-        """Turn the last evictable slot, which is the checkpoint itself, into the live one: a move, no copy."""
-        if checkpoint.pins:
-            raise CapacityError(f"all {self.slots.pool.num_slots} state slots are live or pinned")
-        expected = (node.depth, key_of(namespace, tokens[: node.depth]), self.slots.pool.layout.digest)
-        checkpoint.header.expect(*expected)
-        self.slots.pool.header(checkpoint.slot).expect(*expected)
-        lease = checkpoint.surrender()
-        node.checkpoint = None
-        self.state_order.discard(node)
-        return lease
-
-    def _header_of(self, lease: SlotLease, namespace: bytes, tokens: Sequence[int]) -> CheckpointHeader:
-        """Header of a state to be published, after verifying that it is that of exactly ``tokens``."""
-        header = self.slots.pool.header(lease.slot)
-        header.expect(len(tokens), key_of(namespace, tokens), self.slots.pool.layout.digest)
-        if lease.state is not LeaseState.CACHED:
-            raise OwnershipError(f"slot {lease.slot} is still {lease.state.value}: move its lease before publishing")
-        return header
-
-    def _insert(self, root: Root, found: Walk, owned: int, tokens: Sequence[int], rows: torch.Tensor) -> Node:
+    def _insert(self, root: Root, found: Walk, hold: Hold, tokens: Sequence[int], rows: torch.Tensor) -> Node:
         """Make the tree hold exactly ``tokens`` with a node ending there; free the rows that it already had."""
-        # first the only thing that can fail, so that a failure changes nothing
-        self.kv.free(rows[owned : found.depth])
+        worse = [n for n in found.nodes if n.depth > hold.depth and hold.lineage.is_better(n.lineage)]
+        is_partial_worse = found.partial is not None and hold.lineage.is_better(found.partial.lineage)
+        for node in [*worse, *([found.partial] if is_partial_worse and found.partial else [])]:
+            start, end = node.depth - len(node.tokens), min(node.depth, found.depth)
+            self.kv.copy(rows[start:end], node.rows[: end - start])
+        # the last thing that can fail: until here nothing but bytes, for better ones, has changed
+        self.kv.free(rows[hold.depth : found.depth])
         node = found.nodes[-1] if found.nodes else root
         if found.partial is not None:
             node = tree.split(found.partial, found.depth)
+            worse += [node] if is_partial_worse else []
+        for improved in worse:
+            improved.lineage = hold.lineage
+            self.counters["rows_improved"] += len(improved.tokens)
         if found.depth < len(tokens):
-            node = tree.append(node, tuple(tokens[found.depth :]), rows[found.depth :].clone())
+            node = tree.append(node, tuple(tokens[found.depth :]), rows[found.depth :].clone(), hold.lineage)
         return node
 
-    def _attach(self, node: Node, header: CheckpointHeader, lease: SlotLease) -> None:
-        if node.checkpoint is None:
-            node.checkpoint = Checkpoint(header, lease)
-            self.counters["checkpoints_published"] += 1
-        else:
-            lease.release()
-        self.state_order.touch(node)
+    def _attach(self, node: Node, checkpoint: Checkpoint, *, dense: bool) -> None:
+        older = node.checkpoint
+        if older is not None and not checkpoint.restored.is_better(older.restored):
+            self.tiers.discard(checkpoint)
+            self.tiers.order.touch(older)
+            return
+        if older is not None and older.pins:
+            self.tiers.discard(checkpoint)
+            return
+        if older is not None:
+            self._drop_state(node)
+            self.counters["checkpoints_improved"] += 1
+        node.checkpoint = checkpoint
+        checkpoint.on_evict = partial(self._forget_state, node, checkpoint)
+        self.counters["checkpoints_published"] += 1
+        self.tiers.keep(checkpoint, dense=dense)
 
     def _touch_rows(self, node: Node) -> None:
         # from the end up: no node is then older than one below it, and the oldest that is not locked is a leaf
@@ -292,20 +303,18 @@ class PrefixCache:
         found = accumulate((len(node.tokens) for node in self.row_order if not node.locks), initial=0)
         return any(rows >= count for rows in found)
 
-    def _evict_state(self) -> None:
-        node = self.state_order.oldest(_state_may_go)
-        if node is not None:
-            self._drop_state(node)
-            self.counters["states_evicted"] += 1
+    def _forget_state(self, node: Node, checkpoint: Checkpoint) -> None:
+        """The tiers have taken a checkpoint's bytes back."""
+        if node.checkpoint is checkpoint:
+            node.checkpoint = None
             if node.is_leaf:
                 # rows that lead to no state can be part of no hit: they go first
                 self.row_order.demote(node)
 
     def _drop_state(self, node: Node) -> None:
         assert node.checkpoint is not None
-        node.checkpoint.drop()
+        self.tiers.discard(node.checkpoint)
         node.checkpoint = None
-        self.state_order.discard(node)
 
     def _evict_leaf(self) -> None:
         leaf = self.row_order.oldest(_leaf_may_go)
@@ -328,8 +337,10 @@ class PrefixCache:
             self.roots.pop(root.namespace, None)
 
 
-def _state_may_go(node: Node) -> bool:
-    return node.checkpoint is not None and not node.checkpoint.pins
+def _chain(namespace: bytes, tokens: Sequence[int]) -> KeyChain:
+    chain = KeyChain(namespace)
+    chain.extend(tokens)
+    return chain
 
 
 def _leaf_may_go(node: Node) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from holdover.errors import OwnershipError
 from holdover.prefix.tree import Node
-from holdover.state import CheckpointHeader
+from holdover.state import EXACT, Lineage
 from holdover.store import SlotLease
 
 
@@ -18,14 +18,16 @@ class Match(NamedTuple):
     Attributes:
         node: node whose checkpoint can be resumed; None to start from nothing.
         kv_depth: tokens of the prompt whose KV rows are present; never less than ``state_depth``.
-        header: header of that node's checkpoint.
         tier: where the checkpoint is.
+        lineage: what a sequence that resumes there will be.
+        source: shelf that the checkpoint was just brought up from, or None.
     """
 
     node: Node | None
     kv_depth: int
-    header: CheckpointHeader | None = None
     tier: str | None = None
+    lineage: Lineage = EXACT
+    source: str | None = None
 
     @property
     def state_depth(self) -> int:
@@ -34,12 +36,18 @@ class Match(NamedTuple):
 
 
 class Hold:
-    """A running sequence's claim on the path to ``node``: its rows cannot be evicted. Released exactly once."""
+    """A running sequence's claim on the path to ``node``: its rows cannot be evicted. Released exactly once.
 
-    __slots__ = ("_node",)
+    Attributes:
+        lineage: how the sequence's state, and every row that it computes, come to be.
+    """
 
-    def __init__(self, node: Node) -> None:
+    __slots__ = ("_node", "lineage")
+
+    def __init__(self, node: Node, lineage: Lineage) -> None:
         self._node: Node | None = node
+        self.lineage = lineage
+        _lock(node)
 
     @property
     def node(self) -> Node:
@@ -68,8 +76,7 @@ class Hold:
 
     def move(self, node: Node) -> None:
         """Claim the path to another node instead. Mutates the locks of both paths."""
-        for other in node.path():
-            other.locks += 1
+        _lock(node)
         self.drop()
         self._node = node
 
@@ -82,6 +89,11 @@ class Hold:
         for other in self.node.path():
             other.locks -= 1
         self._node = None
+
+
+def _lock(node: Node) -> None:
+    for other in node.path():
+        other.locks += 1
 
 
 class Opened(NamedTuple):

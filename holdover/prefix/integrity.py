@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from holdover.prefix.cache import PrefixCache
 from holdover.prefix.hold import Hold
 from holdover.prefix.tree import Node
 from holdover.state import KeyChain
-from holdover.store import LeaseState
+from holdover.store import Checkpoint, LeaseState, SlotAllocator, StateTiers
 
 
 def check_integrity(
@@ -30,7 +31,10 @@ def check_integrity(
     Raises:
         IntegrityError: with the ids of what leaked.
     """
-    cache.slots.check_integrity()
+    tiers = cache.tiers
+    tiers.native.check_integrity()
+    if tiers.packed is not None:
+        tiers.packed.check_integrity()
     cache.kv.check_integrity()
     nodes = [node for root in cache.roots.values() for node in tree.descendants(root)]
     _check_roots(cache)
@@ -40,7 +44,8 @@ def check_integrity(
     _check_keys(cache)
     _check_slots(cache, nodes, live_slots)
     _check_rows(cache, nodes, owned_rows)
-    for name, balance in (("slot", cache.slot_balance()), ("row", cache.row_balance())):
+    balances = {"native": tiers.balance("native"), "packed": tiers.balance("compressed"), "row": cache.row_balance()}
+    for name, balance in balances.items():
         if balance.free + balance.cached + balance.locked != balance.total:
             raise IntegrityError(f"{name} pool does not balance: {balance}")
 
@@ -72,9 +77,9 @@ def _check_orders(cache: PrefixCache, nodes: Sequence[Node]) -> None:
     early = [n.depth for n in nodes if n.parent is not None and place.get(id(n.parent), len(place)) < place[id(n)]]
     if early:
         raise IntegrityError(f"nodes at depths {early} are newer in the eviction order than the nodes above them")
-    with_state = [node for node in nodes if node.checkpoint is not None]
-    if any(node not in cache.state_order for node in with_state) or len(cache.state_order) != len(with_state):
-        raise IntegrityError(f"{len(with_state)} checkpoints in the tree, {len(cache.state_order)} in their order")
+    order, states = cache.tiers.order, [node.checkpoint for node in nodes if node.checkpoint is not None]
+    if any(state not in order for state in states) or len(order) != len(states):
+        raise IntegrityError(f"{len(states)} checkpoints in the tree, {len(order)} in their order")
 
 
 def _check_locks(cache: PrefixCache, nodes: Sequence[Node], holds: Sequence[Hold]) -> None:
@@ -98,20 +103,34 @@ def _check_keys(cache: PrefixCache) -> None:
 
 
 def _check_slots(cache: PrefixCache, nodes: Sequence[Node], live_slots: int) -> None:
-    pool = cache.slots.pool
+    tiers = cache.tiers
     checkpoints = [node.checkpoint for node in nodes if node.checkpoint is not None]
     for node in nodes:
-        checkpoint = node.checkpoint
-        if checkpoint is not None and not (
-            pool.is_whole(checkpoint.slot)
-            and pool.header(checkpoint.slot) == checkpoint.header
-            and checkpoint.header.depth == node.depth
+        if node.checkpoint is not None and not (
+            _is_what_it_says(tiers, node.checkpoint) and node.checkpoint.header.depth == node.depth
         ):
-            raise IntegrityError(f"checkpoint at depth {node.depth}: slot {checkpoint.slot} holds another state")
-    cached, live = cache.slots.count(LeaseState.CACHED), cache.slots.count(LeaseState.LIVE)
-    if len({c.slot for c in checkpoints}) != len(checkpoints) or cached != len(checkpoints) or live != live_slots:
+            where = f"{node.checkpoint.tier} slot {node.checkpoint.slot}"
+            raise IntegrityError(f"checkpoint at depth {node.depth}: {where} holds another state")
+    _check_leases(tiers.native, [c for c in checkpoints if c.tier == "native"], live_slots, moving=0)
+    if tiers.packed is not None:
+        moving = sum(c.demotion is not None for c in checkpoints)
+        _check_leases(tiers.packed, [c for c in checkpoints if c.tier == "compressed"], 0, moving)
+
+
+def _is_what_it_says(tiers: StateTiers, checkpoint: Checkpoint) -> bool:
+    if checkpoint.tier == "native":
+        pool = tiers.native.pool
+        return pool.is_whole(checkpoint.slot) and pool.header(checkpoint.slot) == checkpoint.header
+    return tiers.packed is not None and tiers.packed.pool.header(checkpoint.slot) == checkpoint.header
+
+
+def _check_leases(slots: SlotAllocator[Any], checkpoints: Sequence[Checkpoint], live_slots: int, moving: int) -> None:
+    cached, live = slots.count(LeaseState.CACHED), slots.count(LeaseState.LIVE)
+    is_shared = len({c.slot for c in checkpoints}) != len(checkpoints)
+    if is_shared or cached != len(checkpoints) + moving or live != live_slots:
         raise IntegrityError(
-            f"{cached} cached leases for {len(checkpoints)} checkpoints, {live} live leases for {live_slots} sequences"
+            f"{slots.tier} slots: {cached} cached leases for {len(checkpoints)} checkpoints and {moving} on their way, "
+            f"{live} live leases for {live_slots} sequences"
         )
 
 

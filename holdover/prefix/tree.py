@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import torch
 
+from holdover.state import EXACT, Lineage
 from holdover.store import Checkpoint
+from holdover.store.spill import EntryName
 
 
 class Node:
@@ -23,20 +25,26 @@ class Node:
         rows: KV rows of those tokens, int64 ``[len(tokens)]``.
         depth: tokens from the root to the node's end.
         children: nodes below, by their first token.
+        lineage: how the rows came to be.
         checkpoint: state after exactly ``depth`` tokens, or None.
         locks: running sequences whose KV starts with the path to this node's end.
+        spilled: entry below the resident tiers that stands for the state at the node's end, or None.
     """
 
-    __slots__ = ("checkpoint", "children", "depth", "locks", "parent", "rows", "tokens")
+    __slots__ = ("checkpoint", "children", "depth", "lineage", "locks", "parent", "rows", "spilled", "tokens")
 
-    def __init__(self, parent: Node | None, tokens: tuple[int, ...], rows: torch.Tensor) -> None:
+    def __init__(
+        self, parent: Node | None, tokens: tuple[int, ...], rows: torch.Tensor, lineage: Lineage = EXACT
+    ) -> None:
         self.parent = parent
         self.tokens = tokens
         self.rows = rows
+        self.lineage = lineage
         self.depth: int = (parent.depth if parent else 0) + len(tokens)
         self.children: dict[int, Node] = {}
         self.checkpoint: Checkpoint | None = None
         self.locks = 0
+        self.spilled: EntryName | None = None
 
     @property
     def is_leaf(self) -> bool:
@@ -51,6 +59,10 @@ class Node:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
+
+    def path_lineage(self) -> Lineage:
+        """Lineage of all rows from the root to this node's end."""
+        return EXACT.worst(*(node.lineage for node in self.path()))
 
 
 class Root(Node):
@@ -99,7 +111,7 @@ def split(node: Node, depth: int) -> Node:
     assert node.parent is not None
     cut = depth - node.parent.depth
     assert 0 < cut < len(node.tokens)
-    upper = Node(node.parent, node.tokens[:cut], node.rows[:cut].clone())
+    upper = Node(node.parent, node.tokens[:cut], node.rows[:cut].clone(), node.lineage)
     upper.locks = node.locks
     upper.children[node.tokens[cut]] = node
     node.parent.children[node.tokens[0]] = upper
@@ -107,10 +119,10 @@ def split(node: Node, depth: int) -> Node:
     return upper
 
 
-def append(parent: Node, tokens: tuple[int, ...], rows: torch.Tensor) -> Node:
+def append(parent: Node, tokens: tuple[int, ...], rows: torch.Tensor, lineage: Lineage) -> Node:
     """Hang a new leaf under ``parent``. Mutates the tree."""
     assert tokens[0] not in parent.children
-    leaf = Node(parent, tokens, rows)
+    leaf = Node(parent, tokens, rows, lineage)
     parent.children[tokens[0]] = leaf
     return leaf
 

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from holdover.engine.core import EngineCore
+from holdover.engine.shadow import ShadowStats
 from holdover.engine.stats import EngineStats
 from holdover.store import Balance
 
@@ -19,36 +20,45 @@ class Snapshot:
 
     Attributes:
         stats: the engine's totals.
-        cache: the prefix cache's totals by name.
+        cache: totals of the prefix cache and its tiers by name.
+        spill: totals of what goes to and comes from the shelves, by name; empty without any.
+        shadow: what shadow runs have found, or None without any.
         running: requests that own a slot.
         waiting: requests that own nothing yet.
-        slots: where the state slots are.
+        slots: where the slots of each resident tier are.
         rows: where the KV rows are.
-        state_bytes: bytes of the slot pool.
-        kv_bytes: bytes of the KV pool.
+        pool_bytes: bytes of each pool.
     """
 
     stats: EngineStats
     cache: Mapping[str, int]
+    spill: Mapping[str, int]
+    shadow: ShadowStats | None
     running: int
     waiting: int
-    slots: Balance
+    slots: Mapping[str, Balance]
     rows: Balance
-    state_bytes: int
-    kv_bytes: int
+    pool_bytes: Mapping[str, int]
 
     @classmethod
     def of(cls, core: EngineCore) -> Snapshot:
         """Read an engine, on its own thread. Mutates nothing."""
+        tiers, kv = core.cache.tiers, core.cache.kv
+        sizes = {"state": tiers.native.pool.nbytes, "kv": kv.nbytes}
+        slots = {"native": tiers.balance("native")}
+        if tiers.packed is not None:
+            sizes["compressed"] = tiers.packed.pool.nbytes
+            slots["compressed"] = tiers.balance("compressed")
         return cls(
-            stats=replace(core.stats),
+            stats=replace(core.stats, hits=core.stats.hits.copy()),
             cache=dict(core.cache.counters),
+            spill=core.spill.totals() if core.spill is not None else {},
+            shadow=replace(core.shadow.stats) if core.shadow is not None else None,
             running=core.num_running,
             waiting=core.num_waiting,
-            slots=core.cache.slot_balance(),
+            slots=slots,
             rows=core.cache.row_balance(),
-            state_bytes=core.cache.slots.pool.nbytes,
-            kv_bytes=core.cache.kv.nbytes,
+            pool_bytes=sizes,
         )
 
 
@@ -64,6 +74,7 @@ class PoolCollector(Collector):
         if self.snapshot is not None:
             yield from _counters(self.snapshot)
             yield from _gauges(self.snapshot)
+            yield from _approximations(self.snapshot)
 
 
 def _counters(now: Snapshot) -> Iterator[Metric]:
@@ -75,28 +86,58 @@ def _counters(now: Snapshot) -> Iterator[Metric]:
     yield _counter("checkpoints_skipped", "Checkpoints not taken for want of a slot.", stats.checkpoints_skipped)
     yield _counter("states_evicted", "Checkpoints evicted.", cache.get("states_evicted", 0))
     yield _counter("rows_evicted", "KV rows evicted.", cache.get("rows_evicted", 0))
-    forwards = CounterMetricFamily("holdover_forwards", "Forwards of the model.", labels=["kind"])
-    forwards.add_metric(["prefill"], stats.prefill_forwards)
-    forwards.add_metric(["decode"], stats.decode_forwards)
-    yield forwards
+    yield _counter("demotions", "Checkpoints moved from native to packed slots.", cache.get("demotions", 0))
+    yield _counter("demotions_failed", "Moves that failed; the checkpoint stayed.", cache.get("demotions_failed", 0))
+    yield _labelled("hits", "Requests that resumed, by where the checkpoint was.", "tier", stats.hits)
+    yield _labelled("spill", "Checkpoints to and from the shelves, by what became of them.", "event", now.spill)
+    forwards = {"prefill": stats.prefill_forwards, "decode": stats.decode_forwards}
+    yield _labelled("forwards", "Forwards of the model.", "kind", forwards)
 
 
 def _gauges(now: Snapshot) -> Iterator[Metric]:
     yield _gauge("requests_running", "Requests that own a state slot.", now.running)
     yield _gauge("requests_waiting", "Requests that wait for memory.", now.waiting)
-    for name, what, balance in (("state_slots", "State slots", now.slots), ("kv_rows", "KV rows", now.rows)):
-        yield _gauge(f"{name}_capacity", f"{what} of the pool.", balance.total)
-        units = GaugeMetricFamily(f"holdover_{name}", f"{what} by what holds them.", labels=["state"])
+    capacity = GaugeMetricFamily("holdover_state_slots_capacity", "State slots of each tier.", labels=["tier"])
+    slots = GaugeMetricFamily("holdover_state_slots", "State slots by what holds them.", labels=["tier", "state"])
+    for tier, balance in now.slots.items():
+        capacity.add_metric([tier], balance.total)
         for state in ("free", "cached", "locked"):
-            units.add_metric([state], getattr(balance, state))
-        yield units
+            slots.add_metric([tier, state], getattr(balance, state))
+    yield capacity
+    yield slots
+    yield _gauge("kv_rows_capacity", "KV rows of the pool.", now.rows.total)
+    rows = GaugeMetricFamily("holdover_kv_rows", "KV rows by what holds them.", labels=["state"])
+    for state in ("free", "cached", "locked"):
+        rows.add_metric([state], getattr(now.rows, state))
+    yield rows
     sizes = GaugeMetricFamily("holdover_pool_bytes", "Bytes that the pools allocated.", labels=["pool"])
-    sizes.add_metric(["state"], now.state_bytes)
-    sizes.add_metric(["kv"], now.kv_bytes)
+    for pool, size in now.pool_bytes.items():
+        sizes.add_metric([pool], size)
     yield sizes
 
 
-def _counter(name: str, what: str, value: int) -> CounterMetricFamily:
+def _approximations(now: Snapshot) -> Iterator[Metric]:
+    stats, shadow = now.stats, now.shadow
+    yield _counter("approximate_hits", "Hits whose state is not exact.", stats.approximate_hits)
+    yield _gauge("losses_max", "Most lossy restores in the past of a resumed state.", stats.losses_max)
+    yield _counter("refresh_tokens", "Tokens replayed to recover omitted units.", stats.refresh_tokens)
+    yield _counter("refresh_seconds", "Time that took.", stats.refresh_seconds)
+    yield _counter("refreshes_failed", "Hits used without the refresh asked for.", stats.refreshes_failed)
+    if shadow is not None:
+        yield _counter("shadow_checks", "Approximate hits computed again exactly.", shadow.checked)
+        yield _counter("shadow_kl_nats", "Their KL, exact to approximate, summed.", shadow.kl_sum)
+        yield _gauge("shadow_kl_max", "The largest of them, in nats.", shadow.kl_max)
+        yield _counter("shadow_over_gate", "Those above the gate.", shadow.over_gate)
+
+
+def _labelled(name: str, what: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"holdover_{name}", what, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _counter(name: str, what: str, value: float) -> CounterMetricFamily:
     return CounterMetricFamily(f"holdover_{name}", what, value=value)
 
 

@@ -6,8 +6,9 @@ the API that are not implemented are refused unless they ask for nothing; fields
 ``user``, are accepted and ignored. Types are strict: ``"5"`` is no number.
 
 Beside OpenAI's fields there are ``top_k``, ``min_p``, ``stop_token_ids``, ``ignore_eos`` and, for completions,
-``prompt_logprobs``, as other servers have them, and two of Holdover's own: ``cache_salt`` (requests of different salts
-never share cached state) and ``use_cache`` (false to neither resume from the cache nor leave anything in it).
+``prompt_logprobs``, as other servers have them, and three of Holdover's own: ``cache_salt`` (requests of different
+salts never share cached state), ``use_cache`` (false to neither resume from the cache nor leave anything in it) and
+``exact`` (true to resume only from states that no lossy restore has touched).
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ class GenerationRequest(_Strict, ABC):
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     use_cache: bool = True
+    exact: bool = False
 
     @property
     def include_usage(self) -> bool:
@@ -160,7 +162,7 @@ class GenerationRequest(_Strict, ABC):
 
     def _caching(self) -> dict[str, Any]:
         """The engine's form of what may be shared."""
-        return {"salt": self.cache_salt or "", "use_cache": self.use_cache}
+        return {"salt": self.cache_salt or "", "use_cache": self.use_cache, "exact": self.exact}
 
 
 class ChatRequest(GenerationRequest):

@@ -28,6 +28,22 @@ class Lineage:
         """Whether the state is what an uncached run would have."""
         return self.kind == "exact"
 
+    def after_loss(self, kind: Literal["nr", "wr"]) -> Lineage:
+        """Lineage of what a lossy restore makes of this state."""
+        return Lineage(kind, self.losses + 1)
+
+    def is_better(self, other: Lineage) -> bool:
+        """Whether it is strictly closer to an uncached run: exact before all others, then fewer losses."""
+        return (not self.is_exact, self.losses) < (not other.is_exact, other.losses)
+
+    def worst(self, *others: Lineage) -> Lineage:
+        """The one farthest from an uncached run, the first of equals: what reads several has the lineage of that."""
+        found = self
+        for other in others:
+            if found.is_better(other):
+                found = other
+        return found
+
     def __str__(self) -> str:
         if self.kind == "exact":
             return "exact"
@@ -35,6 +51,8 @@ class Lineage:
 
 
 EXACT = Lineage()
+# codec of a state as it lies in a native slot
+DENSE = "dense"
 
 
 @dataclass(frozen=True)
@@ -56,10 +74,15 @@ class CheckpointHeader:
     key: bytes
     layout: str
     lineage: Lineage = EXACT
-    codec: str = "dense"
+    codec: str = DENSE
     plan: str | None = None
     rank: int = 0
     world: int = 1
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the bytes are the state itself, not an encoding of it."""
+        return self.codec == DENSE
 
     def expect(self, depth: int, key: bytes, layout: str) -> None:
         """Verify that the bytes are those wanted.

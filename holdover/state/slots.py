@@ -40,6 +40,8 @@ class SlotPool:
         temporal_tensors, self._temporal = _allocate(temporal, num_slots + 1, layout.temporal_dtype, self.device)
         conv_tensors, self._conv = _allocate(conv, num_slots + 1, layout.conv_dtype, self.device)
         self._tensors = temporal_tensors + conv_tensors
+        # "cuda" has become the device that it stood for
+        self.device = self._tensors[0].device
         self._layers = frozenset(temporal)
         self._chains: list[KeyChain | None] = [None] * (num_slots + 1)
         self._lineage: list[Lineage] = [EXACT] * (num_slots + 1)
@@ -153,6 +155,32 @@ class SlotPool:
         for slot, chain, ids in zip(slots, chains, tokens, strict=True):
             chain.extend(ids)
             self._chains[slot] = chain
+
+    def adopt(self, slot: int, chain: KeyChain, lineage: Lineage) -> None:
+        """Declare that bytes written into a slot from outside are the state of ``chain``'s tokens. Mutates the slot.
+
+        For restoring from encoded bytes only: the caller has verified what they are, and has written all of them.
+        """
+        self.forget(slot)
+        self._lineage[slot] = lineage
+        self._chains[slot] = chain
+
+    def chain(self, slot: int) -> KeyChain:
+        """A copy of a slot's running key.
+
+        Raises:
+            CheckpointMismatchError: the slot is not whole.
+        """
+        return self._whole(slot).copy()
+
+    def relabel(self, slot: int, lineage: Lineage) -> None:
+        """Say how a slot's state came to be. Mutates the slot's record only.
+
+        Raises:
+            CheckpointMismatchError: the slot is not whole.
+        """
+        self._whole(slot)
+        self._lineage[slot] = lineage
 
     def forget(self, slot: int) -> None:
         """Make a slot nobody's state: it cannot be read, copied or advanced until `reset` or a copy onto it."""

@@ -2,50 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from holdover.errors import OwnershipError
-from holdover.state import CheckpointHeader, SlotPool
-from holdover.store.lease import LeaseState, SlotLease
+from holdover.state import CheckpointHeader, Lineage
+from holdover.store.lease import LeaseState, ResidentTier, SlotLease
+from holdover.store.mover import Transfer
 
 
 class Checkpoint:
     """Whole recurrent state of a token sequence, owned by the cache and never advanced.
 
+    Its bytes may move to another tier; the object stays, and with it its place in every order.
+
     Args:
-        header: depth, key, layout and lineage of the bytes.
-        lease: cached lease of the native slot that holds them; ownership moves to the checkpoint, and the lease
-            given is dead from then on.
+        header: depth, key, layout, codec and lineage of the bytes.
+        lease: cached lease of the slot that holds them; ownership moves to the checkpoint, and the lease given is
+            dead from then on.
+        restored: lineage that a restore of the bytes gives.
 
     Raises:
         OwnershipError: the lease is live, or owns nothing any more.
+
+    Attributes:
+        on_evict: told when the bytes are taken back under pressure; set by whoever the checkpoint belongs to.
+        demotion: the move to the compressed tier that is under way, or None.
     """
 
-    __slots__ = ("_lease", "header", "pins")
+    __slots__ = ("_lease", "demotion", "header", "on_evict", "pins", "restored")
 
-    def __init__(self, header: CheckpointHeader, lease: SlotLease) -> None:
+    def __init__(self, header: CheckpointHeader, lease: SlotLease, restored: Lineage) -> None:
         if lease.state is not LeaseState.CACHED:
             raise OwnershipError(f"a checkpoint needs a cached lease, not a {lease.state.value} one")
         self.header = header
+        self.restored = restored
         self.pins = 0
+        self.demotion: Demotion | None = None
+        self.on_evict: Callable[[], None] | None = None
         self._lease = lease.move(LeaseState.CACHED)
 
     @property
-    def tier(self) -> str:
-        """Where the bytes are."""
-        return "slot"
+    def tier(self) -> ResidentTier:
+        """Where the bytes are; while they move down, still above."""
+        return self._lease.tier
 
     @property
     def slot(self) -> int:
-        """The native slot."""
+        """The slot, of its tier's pool."""
         return self._lease.slot
 
-    def surrender(self) -> SlotLease:
-        """Hand the bytes over as a live slot. The checkpoint must not be used any more.
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody reads the bytes and nobody moves them."""
+        return not self.pins and self.demotion is None
+
+    def replace_bytes(self, header: CheckpointHeader, lease: SlotLease, restored: Lineage) -> None:
+        """Let the checkpoint stand on other bytes of the same state; those it had are given back.
+
+        Raises:
+            OwnershipError: it is pinned.
+        """
+        self._refuse_pinned()
+        old, self._lease = self._lease, lease.move(LeaseState.CACHED)
+        self.header, self.restored = header, restored
+        old.release()
+
+    def surrender(self, state: LeaseState = LeaseState.LIVE) -> SlotLease:
+        """Hand the bytes over. The checkpoint must not be used any more.
 
         Raises:
             OwnershipError: it is pinned, or was dropped already.
         """
         self._refuse_pinned()
-        return self._lease.move(LeaseState.LIVE)
+        return self._lease.move(state)
 
     def drop(self) -> None:
         """Release the bytes. The checkpoint must not be used any more.
@@ -61,22 +90,16 @@ class Checkpoint:
             raise OwnershipError(f"checkpoint at depth {self.header.depth} is pinned {self.pins} times")
 
 
-def restore(pool: SlotPool, slot: int, checkpoint: Checkpoint, *, expect: tuple[int, bytes]) -> None:
-    """Copy a checkpoint into a live slot, after verifying that it is the state of exactly the tokens expected.
+class Demotion:
+    """A move of one checkpoint's bytes to the compressed tier, until it is committed or given up.
 
-    Mutates ``slot`` only; the checkpoint stays as it was and can be restored again.
-
-    Args:
-        pool: pool of both slots.
-        slot: the live slot.
-        checkpoint: what to restore.
-        expect: depth and key of the tokens whose state is wanted.
-
-    Raises:
-        CheckpointMismatchError: the header, or the slot's own record, says otherwise; nothing was copied.
+    Attributes:
+        target: packed slot that the bytes go to.
+        transfer: the job that writes it.
     """
-    depth, key = expect
-    checkpoint.header.expect(depth, key, pool.layout.digest)
-    # the record kept with the bytes is the second witness: an entry may not point at another's slot
-    pool.header(checkpoint.slot).expect(depth, key, pool.layout.digest)
-    pool.copy(checkpoint.slot, slot)
+
+    __slots__ = ("target", "transfer")
+
+    def __init__(self, target: SlotLease, transfer: Transfer) -> None:
+        self.target = target
+        self.transfer = transfer

@@ -7,11 +7,12 @@ boundary can never be counted in different units. A sequence's cache is a list o
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import torch
 
 from holdover.arch.layout import DTYPE_BYTES, AttentionLayer, KVLayout
-from holdover.errors import CapacityError, IntegrityError, OwnershipError
+from holdover.errors import CapacityError, CheckpointMismatchError, IntegrityError, OwnershipError
 
 # padding tokens of a batch write this row; no sequence ever owns it
 SINK_ROW = 0
@@ -114,6 +115,32 @@ class KVPool:
         for plane, values in zip(self._planes[layer], (first, second), strict=True):
             plane.index_copy_(0, rows, values.to(plane.dtype))
 
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy rows over others, in every layer: int64 ``[n]`` each. Mutates ``target``'s rows only."""
+        for planes in self._planes.values():
+            for plane in planes:
+                plane.index_copy_(0, target.to(plane.device), plane.index_select(0, source.to(plane.device)))
+
+    def read_bytes(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows as bytes in host memory, uint8 ``[n, bytes_per_token]``: layer by layer, first plane, second plane."""
+        out = torch.empty(len(rows), self.layout.bytes_per_token, dtype=torch.uint8)
+        for plane, part in self._parts():
+            out[:, part] = plane[rows.to(plane.device)].flatten(1).view(torch.uint8).cpu()
+        return out
+
+    def write_bytes(self, rows: torch.Tensor, data: torch.Tensor) -> None:
+        """Set rows from what `read_bytes` gave, uint8 ``[n, bytes_per_token]``.
+
+        Raises:
+            CheckpointMismatchError: the bytes are not those of as many rows of this layout.
+        """
+        if data.shape != (len(rows), self.layout.bytes_per_token):
+            wanted = (len(rows), self.layout.bytes_per_token)
+            raise CheckpointMismatchError(f"KV bytes of shape {tuple(data.shape)}; wanted {wanted}")
+        for plane, part in self._parts():
+            values = data[:, part].contiguous().view(plane.dtype).view(len(rows), *plane.shape[1:])
+            plane.index_copy_(0, rows.to(plane.device), values.to(plane.device))
+
     def check_integrity(self) -> None:
         """Verify that every row is free or in use, once.
 
@@ -127,6 +154,15 @@ class KVPool:
             raise IntegrityError(
                 f"KV rows: {self._num_free} free + {used} used != {self.num_rows} in all; both free and used: {both}"
             )
+
+    def _parts(self) -> Iterator[tuple[torch.Tensor, slice]]:
+        """Every plane with the place of its row among a token's bytes."""
+        start = 0
+        for planes in self._planes.values():
+            for plane in planes:
+                end = start + plane[0].numel() * plane.element_size()
+                yield plane, slice(start, end)
+                start = end
 
     def _plane(self, heads: int, width: int) -> torch.Tensor:
         shape = (self.num_rows + 1, heads, width)

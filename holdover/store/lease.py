@@ -1,4 +1,4 @@
-"""Leases: who owns a slot of recurrent state.
+"""Leases: who owns a slot of recurrent state, native or packed.
 
 A lease is exclusive and is released exactly once. Ownership moves: donating a finished sequence's slot to the cache
 is `move`, not a copy. ``LIVE`` (a sequence advances it) and ``CACHED`` (a checkpoint's bytes, never advanced) are
@@ -9,10 +9,29 @@ from __future__ import annotations
 
 import heapq
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from holdover.errors import CapacityError, IntegrityError, OwnershipError
-from holdover.state import SlotPool
+
+# where a resident checkpoint's bytes are: a slot that a sequence could advance, or one of packed records
+ResidentTier = Literal["native", "compressed"]
+
+
+class Slots(Protocol):
+    """What an allocator needs of the pool whose slots it hands out."""
+
+    @property
+    def num_slots(self) -> int:
+        """Usable slots, numbered from 1."""
+
+    def forget(self, slot: int) -> None:
+        """Make a slot nobody's state."""
+
+    def poison(self, slot: int) -> None:
+        """Fill a slot with bytes that cannot go unnoticed, and forget what it was."""
+
+
+P = TypeVar("P", bound=Slots)
 
 
 class LeaseState(Enum):
@@ -43,7 +62,7 @@ class SlotLease:
 
     __slots__ = ("_allocator", "_slot", "_state")
 
-    def __init__(self, allocator: SlotAllocator, slot: int, state: LeaseState) -> None:
+    def __init__(self, allocator: SlotAllocator[Any], slot: int, state: LeaseState) -> None:
         self._allocator = allocator
         self._slot: int | None = slot
         self._state = state
@@ -63,6 +82,11 @@ class SlotLease:
     def state(self) -> LeaseState:
         """Whether the slot is live or cached."""
         return self._state
+
+    @property
+    def tier(self) -> ResidentTier:
+        """Which pool the slot is of."""
+        return self._allocator.tier
 
     @property
     def is_held(self) -> bool:
@@ -86,16 +110,18 @@ class SlotLease:
         self._slot = None
 
 
-class SlotAllocator:
-    """Hands out leases over a `SlotPool`'s slots. Used by the engine thread only.
+class SlotAllocator(Generic[P]):
+    """Hands out leases over a pool's slots. Used by the engine thread only.
 
     Args:
         pool: the slots.
-        poison: fill freed slots with NaN, so that a read of one cannot go unnoticed (tests).
+        tier: which pool it is.
+        poison: fill freed slots with bytes that cannot go unnoticed (tests).
     """
 
-    def __init__(self, pool: SlotPool, *, poison: bool = False) -> None:
+    def __init__(self, pool: P, tier: ResidentTier = "native", *, poison: bool = False) -> None:
         self.pool = pool
+        self.tier = tier
         # a heap: the lowest slots go first, so that those that run together tend to be neighbours
         self._free = list(range(1, pool.num_slots + 1))
         self._owners: dict[int, SlotLease] = {}
@@ -116,7 +142,7 @@ class SlotAllocator:
             CapacityError: no slot is free.
         """
         if not self._free:
-            raise CapacityError(f"all {self.pool.num_slots} state slots are in use")
+            raise CapacityError(f"all {self.pool.num_slots} {self.tier} state slots are in use")
         lease = SlotLease(self, heapq.heappop(self._free), state)
         self._owners[lease.slot] = lease
         return lease
@@ -134,9 +160,8 @@ class SlotAllocator:
         free, owned = set(self._free), set(self._owners)
         everyone = set(range(1, self.pool.num_slots + 1))
         if len(free) != len(self._free) or free & owned or free | owned != everyone:
-            raise IntegrityError(
-                f"state slots leaked: {sorted(everyone - free - owned)}, both free and owned: {sorted(free & owned)}"
-            )
+            leaked, both = sorted(everyone - free - owned), sorted(free & owned)
+            raise IntegrityError(f"{self.tier} state slots leaked: {leaked}, both free and owned: {both}")
         stale = sorted(s for s, lease in self._owners.items() if not lease.is_held or lease.slot != s)
         if stale:
             raise IntegrityError(f"slots {stale} are owned by leases that no longer hold them")

@@ -15,13 +15,13 @@ from holdover.cli.serve import listen
 from holdover.errors import ConfigError
 from tests.cli.run import COMMAND, environment, error_line, invoke, process
 
-SMALL = ("--state-memory", "1MiB", "--kv-memory", "2MB", "--threads", "1")
+SMALL = ("--state-budget", "1MiB", "--kv-budget", "2MB", "--threads", "1")
 
 
 @contextmanager
-def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+def serving(*arguments: str, limits: tuple[str, ...] = SMALL) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """A server's process and what it printed until it was ready."""
-    command = [*COMMAND, "serve", *arguments, *SMALL]
+    command = [*COMMAND, "serve", *arguments, *limits]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=environment(), text=True, **pipes) as running:  # type: ignore[call-overload]
         try:
@@ -132,9 +132,9 @@ def test_host_that_is_not_here() -> None:
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (("--state-memory", "1KiB"), "raise --state-memory"),
-        (("--kv-memory", "10"), "raise --kv-memory"),
-        (("--state-memory", "lots"), "'lots' is no size"),
+        (("--state-budget", "1KiB"), "raise --state-budget"),
+        (("--kv-budget", "10"), "raise --kv-budget"),
+        (("--state-budget", "lots"), "'lots' is no size"),
         (("--max-running", "0"), "max_running must be at least 1"),
         (("--chunk-size", "0"), "chunk_size must be at least 1"),
         (("--max-context", "0"), "max_context must be at least 1"),

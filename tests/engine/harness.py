@@ -113,8 +113,8 @@ def distributions(reported) -> torch.Tensor:
 def budgets(layout: ModelLayout, slots: int, rows: int) -> dict[str, int]:
     """Budgets in bytes that give exactly these pools."""
     return {
-        "state_memory": SlotPool.bytes_for(layout.state, slots),
-        "kv_memory": KVPool.bytes_for(layout.kv, rows),
+        "state_budget": SlotPool.bytes_for(layout.state, slots),
+        "kv_budget": KVPool.bytes_for(layout.kv, rows),
     }
 
 
@@ -131,6 +131,7 @@ class Bench:
         policy: when to take checkpoints.
         dtype: what the model runs in.
         end_tokens: tokens that end a text.
+        options: further options of the engine.
     """
 
     def __init__(
@@ -145,13 +146,13 @@ class Bench:
         policy: CheckpointPolicy = END_AND_WANTED,
         dtype: str = "float32",
         end_tokens: Iterable[int] = (),
+        **options: Any,
     ) -> None:
         self.name = name
         self.host = host_of(name, dtype)
-        options = EngineOptions(
-            **budgets(self.host.layout, slots, rows), chunk_size=chunk, policy=policy, poison=True, dtype=dtype
-        )
-        self.core, max_context = build_core(self.host, options)
+        sizes = budgets(self.host.layout, slots, rows)
+        fixed = {"chunk_size": chunk, "policy": policy, "poison": True, "dtype": dtype}
+        self.core, max_context = build_core(self.host, EngineOptions(**{**sizes, **fixed, **options}), identity=name)
         self.core.limits = Limits(max_running, chunk, idle_chunk or chunk)
         self.prepare = Preparer(
             Bytes(),
@@ -197,7 +198,7 @@ class Bench:
     def check(self) -> None:
         self.core.check_integrity()
         for sequence in self.running():
-            assert self.cache.slots.pool.depth(sequence.place.lease.slot) == sequence.computed
+            assert self.cache.tiers.native.pool.depth(sequence.place.lease.slot) == sequence.computed
             assert len(sequence.place.rows) >= sequence.computed >= sequence.place.hold.depth
             assert sequence.remaining >= 1, "a running sequence with nothing to run is never served again"
 
@@ -227,7 +228,10 @@ class Bench:
         self.cache.flush()
         self.check()
         assert not self.cache.roots
-        assert self.cache.slots.num_free == self.cache.slots.pool.num_slots
+        native, packed = self.cache.tiers.native, self.cache.tiers.packed
+        # the scratch slot of a suffix refresh is the engine's for good
+        assert native.num_free == native.pool.num_slots - (self.core.refresh is not None)
+        assert packed is None or packed.num_free == packed.pool.num_slots
         assert self.cache.kv.num_free == self.cache.kv.num_rows
 
 
@@ -237,7 +241,8 @@ def loaded_of(name: str, *, tokenizer=None, end_tokens: Iterable[int] = ()) -> L
         name=name,
         host=host_of(name),
         tokenizer=tokenizer or Bytes(),
-        digest=name,
+        model_digest=name,
+        dtype="float32",
         defaults=SamplingDefaults(),
         end_tokens=frozenset(end_tokens),
     )

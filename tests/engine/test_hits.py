@@ -3,6 +3,7 @@
 import pytest
 
 from holdover.prefix.policies import DEFAULT_POLICY, EveryN, PromptOnly
+from holdover.state import EXACT
 from tests.arch.table import ARCHITECTURES, VOCAB
 from tests.engine.harness import Bench, assert_greedy, prompt_of
 
@@ -13,7 +14,7 @@ def assert_hit(bench: Bench, output, depth: int, kv_depth: int) -> None:
     assert_greedy(bench.name, output)
     assert (output.cache.state_depth, output.cache.kv_depth) == (depth, kv_depth), output.cache.reason
     assert output.cache.reason.startswith("hit" if depth else "miss")
-    assert (output.cache.tier, output.cache.lineage) == (("slot", "exact") if depth else (None, None))
+    assert (output.cache.tier, output.cache.lineage) == (("native", "exact") if depth else (None, None))
 
 
 def test_conversation(name: str) -> None:
@@ -85,7 +86,7 @@ def test_wanted_depths(name: str) -> None:
     prompt = prompt_of(70)
     assert_hit(bench, bench.serve(prompt, request={"checkpoint_at": (-1, 0, *DEPTHS, 71, 10**9)}), 0, 0)
     for i, depth in enumerate(DEPTHS):
-        assert bench.cache.has_state(bench.prepare.namespace(""), prompt[:depth])
+        assert bench.cache.has_state(bench.prepare.namespace(""), prompt[:depth], EXACT)
         # one token above the state, or more than the window; either leaves what is cached at once
         added = (1, 6)[i % 2]
         other = prompt[:depth] + tuple((token + 1) % VOCAB for token in prompt[depth : depth + added])
@@ -123,7 +124,8 @@ def test_without_the_cache(name: str) -> None:
 def test_kv_without_its_state_is_no_hit(name: str) -> None:
     bench = Bench(name)
     output = bench.serve(prompt_of(20))
-    for node in list(bench.cache.state_order):
-        bench.cache._drop_state(node)
+    for checkpoint in list(bench.cache.tiers.order):
+        bench.cache.tiers.discard(checkpoint)
+        checkpoint.on_evict()
     longer = output.prompt_token_ids + output.token_ids
     assert_hit(bench, bench.serve(longer), depth=0, kv_depth=25)

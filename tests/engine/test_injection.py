@@ -13,15 +13,17 @@ from holdover.engine.step import Step
 from holdover.errors import CapacityError, CheckpointMismatchError
 from holdover.prefix import PrefixCache
 from holdover.prefix.policies import AnyOf, EndOfRequest, EveryN
-from holdover.state import SlotPool
-from holdover.store import KVPool, SlotAllocator
+from holdover.state import Lineage, SlotPool
+from holdover.store import KVPool, SlotAllocator, StateTiers
 from tests.arch.table import ARCHITECTURES
 from tests.engine.harness import TOY, Bench, assert_greedy, failing, prompt_of
 from tests.engine.toy import VOCAB, ToyHost
 
 POINTS = [
     (PrefixCache, "open"),
-    (PrefixCache, "acquire_slot"),
+    (StateTiers, "acquire"),
+    (StateTiers, "snapshot"),
+    (StateTiers, "donate"),
     (PrefixCache, "allocate_rows"),
     (PrefixCache, "publish"),
     (SlotAllocator, "acquire"),
@@ -36,7 +38,7 @@ POINTS = [
     (Step, "convolve"),
     (Step, "recur"),
 ]
-ALLOCATIONS = ("open", "acquire_slot", "allocate_rows", "acquire", "allocate")
+ALLOCATIONS = ("open", "allocate_rows", "acquire", "allocate")
 
 
 def bench_with_requests() -> Bench:
@@ -87,7 +89,12 @@ def ids(value: object) -> str:
 
 
 # rows that a whole batch could not have are asked for once more by each; a state that cannot be kept is not kept
-SURVIVED = [(PrefixCache, "publish"), (PrefixCache, "allocate_rows"), (KVPool, "allocate")]
+SURVIVED = [
+    (PrefixCache, "publish"),
+    (PrefixCache, "allocate_rows"),
+    (StateTiers, "donate"),
+    (KVPool, "allocate"),
+]
 
 
 @pytest.mark.parametrize(("owner", "method"), POINTS, ids=ids)
@@ -177,7 +184,7 @@ def test_a_layer_that_does_not_write_fails_loudly(name: str, skipped: Callable, 
     assert output.finish_reason == "error"
     assert isinstance(output.error, CheckpointMismatchError)
     assert f"layers [{victim}]" in str(output.error)
-    assert not bench.cache.state_order
+    assert not bench.cache.tiers.order
     assert_greedy(name, bench.serve(prompt_of(prompt, vocab=VOCAB), tokens=2))
     bench.assert_empty()
 
@@ -203,7 +210,7 @@ def test_logits_that_are_not_numbers_end_the_request(monkeypatch: pytest.MonkeyP
         assert "not finite" in str(bench.outputs[bad].error)
         assert bench.outputs[bad].token_ids == ()
         assert_greedy(TOY, bench.outputs[good])
-        assert not bench.cache.has_state(bench.prepare.namespace(""), [1])
+        assert not bench.cache.has_state(bench.prepare.namespace(""), [1], Lineage("nr", 9))
 
 
 def test_a_decoder_that_raises_ends_its_request_only() -> None:

@@ -68,14 +68,14 @@ def edit_json(path: Path, **values) -> None:
 def test_a_saved_model_runs_as_before_it_was_saved(name: str, tmp_path: Path) -> None:
     build_model(name).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
-    engine = Engine.from_pretrained(str(tmp_path), state_memory=4 << 20, kv_memory=1 << 20, poison=True)
+    engine = Engine.from_pretrained(str(tmp_path), state_budget=4 << 20, kv_budget=1 << 20, poison=True)
     output = engine.generate("Hello there", SamplingParams(max_tokens=5, logprobs=VOCAB, ignore_eos=True))
     assert output.prompt_token_ids == tuple(b"Hello there")
     assert_greedy(name, output)
 
 
 def test_a_whole_conversation(saved: Path) -> None:
-    engine = Engine.from_pretrained(str(saved), state_memory=4 << 20, kv_memory=1 << 20)
+    engine = Engine.from_pretrained(str(saved), state_budget=4 << 20, kv_budget=1 << 20)
     messages = [{"role": "user", "content": "hi"}]
     first = engine.chat(messages, SamplingParams(max_tokens=4))
     assert first.prompt_token_ids == tuple(b"uhi\na")

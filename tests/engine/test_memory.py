@@ -20,7 +20,7 @@ def layout_of(name: str, dtype: str = "float32"):
 
 
 def plan(layout, **budgets):
-    defaults = {"state_memory": None, "kv_memory": None, "free_bytes": 1 << 30, "max_context": 512}
+    defaults = {"state_budget": None, "kv_budget": None, "free_bytes": 1 << 30, "max_context": 512}
     return plan_memory(layout, **{**defaults, **budgets})
 
 
@@ -28,30 +28,30 @@ def plan(layout, **budgets):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_plan_is_what_is_allocated(name: str, dtype: str) -> None:
     layout = layout_of(name, dtype)
-    budgets = {"state_memory": 1_234_567, "kv_memory": 345_678}
+    budgets = {"state_budget": 1_234_567, "kv_budget": 345_678}
     memory = plan(layout, **budgets)
-    assert SlotPool(layout.state, memory.num_slots).nbytes == memory.state_bytes <= budgets["state_memory"]
-    assert KVPool(layout.kv, memory.num_rows).nbytes == memory.kv_bytes <= budgets["kv_memory"]
+    assert SlotPool(layout.state, memory.num_slots).nbytes == memory.state_bytes <= budgets["state_budget"]
+    assert KVPool(layout.kv, memory.num_rows).nbytes == memory.kv_bytes <= budgets["kv_budget"]
     # and one more of either would not fit
-    assert SlotPool.bytes_for(layout.state, memory.num_slots + 1) > budgets["state_memory"]
-    assert KVPool.bytes_for(layout.kv, memory.num_rows + 1) > budgets["kv_memory"]
+    assert SlotPool.bytes_for(layout.state, memory.num_slots + 1) > budgets["state_budget"]
+    assert KVPool.bytes_for(layout.kv, memory.num_rows + 1) > budgets["kv_budget"]
 
 
 def test_exact_budgets() -> None:
     layout = layout_of("qwen3_5")
     for slots, rows in ((1, 2), (2, 3), (17, 100)):
         state, kv = SlotPool.bytes_for(layout.state, slots), KVPool.bytes_for(layout.kv, rows)
-        exact = plan(layout, state_memory=state, kv_memory=kv)
+        exact = plan(layout, state_budget=state, kv_budget=kv)
         assert (exact.num_slots, exact.num_rows) == (slots, rows)
-        more = plan(layout, state_memory=state + 1, kv_memory=kv + 1)
+        more = plan(layout, state_budget=state + 1, kv_budget=kv + 1)
         assert (more.num_slots, more.num_rows) == (slots, rows)
 
 
 def test_a_state_budget_too_small_names_the_need() -> None:
     layout = layout_of("qwen3_5")
     need = SlotPool.bytes_for(layout.state, 1)
-    with pytest.raises(ConfigError, match=rf"{need - 1} bytes is too small.* {need} bytes.*--state-memory"):
-        plan(layout, state_memory=need - 1)
+    with pytest.raises(ConfigError, match=rf"{need - 1} bytes is too small.* {need} bytes.*--state-budget"):
+        plan(layout, state_budget=need - 1)
     with pytest.raises(ConfigError, match=f"{need} bytes"):
         plan(layout, free_bytes=1000)
 
@@ -59,8 +59,8 @@ def test_a_state_budget_too_small_names_the_need() -> None:
 def test_a_kv_budget_too_small_names_the_need() -> None:
     layout = layout_of("qwen3_5")
     need = KVPool.bytes_for(layout.kv, 2)
-    with pytest.raises(ConfigError, match=f"{need} bytes; raise --kv-memory"):
-        plan(layout, kv_memory=need - 1)
+    with pytest.raises(ConfigError, match=f"{need} bytes; raise --kv-budget"):
+        plan(layout, kv_budget=need - 1)
 
 
 def test_shares_of_what_is_free() -> None:
@@ -103,7 +103,7 @@ def test_no_sizes(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["max_running", "chunk_size", "idle_chunk_size", "max_context", "state_memory", "kv_memory"]
+    "name", ["max_running", "chunk_size", "idle_chunk_size", "max_context", "state_budget", "kv_budget"]
 )
 @pytest.mark.parametrize("value", [0, -1])
 def test_options_below_one_are_refused(name: str, value: int) -> None:
@@ -116,11 +116,11 @@ def test_options_below_one_are_refused(name: str, value: int) -> None:
 )
 def test_the_context_is_the_least_of_three(rows: int, wanted: int | None, context: int) -> None:
     host = host_of(TOY)
-    options = EngineOptions(state_memory=1 << 10, kv_memory=KVPool.bytes_for(host.layout.kv, rows), max_context=wanted)
+    options = EngineOptions(state_budget=1 << 10, kv_budget=KVPool.bytes_for(host.layout.kv, rows), max_context=wanted)
     assert build_core(host, options)[1] == context
 
 
 def test_no_more_run_than_there_are_slots() -> None:
     host = host_of(TOY)
-    options = EngineOptions(state_memory=SlotPool.bytes_for(host.layout.state, 3), kv_memory=1 << 12)
+    options = EngineOptions(state_budget=SlotPool.bytes_for(host.layout.state, 3), kv_budget=1 << 12)
     assert build_core(host, options)[0].limits.max_running == 3

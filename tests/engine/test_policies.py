@@ -1,6 +1,7 @@
 """The engine keeps the states that its policy wants, and no others."""
 
 from holdover.prefix.policies import NoCheckpoints
+from holdover.state import EXACT
 from tests.engine.harness import TOY, Bench, prompt_of
 
 
@@ -18,7 +19,8 @@ def test_the_engine_takes_what_a_policy_wants_and_no_more() -> None:
     bench = Bench(TOY, slots=40, policy=Counting())
     output = bench.serve(prompt_of(9, vocab=8), tokens=5)
     whole = output.prompt_token_ids + output.token_ids
-    depths = [d for d in range(1, len(whole) + 1) if bench.cache.has_state(bench.prepare.namespace(""), whole[:d])]
+    namespace = bench.prepare.namespace("")
+    depths = [d for d in range(1, len(whole) + 1) if bench.cache.has_state(namespace, whole[:d], EXACT)]
     # the last token was never run
     assert depths == list(range(1, 14))
     assert bench.cache.counters["checkpoints_published"] == 13

@@ -82,7 +82,7 @@ def test_one_slot() -> None:
     """The only slot goes from request to cache and back; a conversation still resumes."""
     bench = Bench(TOY, slots=1, rows=200, policy=BUSY)
     first = bench.serve(prompt_of(9, vocab=VOCAB))
-    assert bench.cache.slots.count(LeaseState.CACHED) == 1
+    assert bench.cache.tiers.native.count(LeaseState.CACHED) == 1
     second = bench.serve((*first.prompt_token_ids, *first.token_ids))
     assert second.cache.state_depth == len(first.prompt_token_ids) + len(first.token_ids) - 1
     bench.assert_all_greedy()
@@ -95,13 +95,13 @@ def test_a_budget_of_one_entry_less_a_byte_stores_nothing_and_serves() -> None:
     bench = Bench(TOY)
     layout = bench.host.layout
     options = EngineOptions(
-        state_memory=SlotPool.bytes_for(layout.state, 2) - 1, kv_memory=1 << 20, policy=BUSY, poison=True, chunk_size=8
+        state_budget=SlotPool.bytes_for(layout.state, 2) - 1, kv_budget=1 << 20, policy=BUSY, poison=True, chunk_size=8
     )
     bench.core, _ = build_core(bench.host, options)
     bench.add(prompt_of(9, vocab=VOCAB), request={"checkpoint_at": (5,)})
     while bench.core.has_work:
         bench.step()
-        assert bench.cache.slots.count(LeaseState.CACHED) == (not bench.core.has_work)
+        assert bench.cache.tiers.native.count(LeaseState.CACHED) == (not bench.core.has_work)
     assert bench.core.stats.checkpoints_skipped
     bench.assert_all_greedy()
 
@@ -109,16 +109,16 @@ def test_a_budget_of_one_entry_less_a_byte_stores_nothing_and_serves() -> None:
 def test_a_budget_below_one_live_slot_is_refused() -> None:
     layout = host_of(TOY).layout
     with pytest.raises(ConfigError, match=str(SlotPool.bytes_for(layout.state, 1))):
-        build_core(host_of(TOY), EngineOptions(state_memory=SlotPool.bytes_for(layout.state, 1) - 1))
+        build_core(host_of(TOY), EngineOptions(state_budget=SlotPool.bytes_for(layout.state, 1) - 1))
 
 
 def test_pinned_checkpoints_stop_nobody() -> None:
     bench = Bench(TOY, slots=2, rows=100, policy=BUSY)
     bench.serve(prompt_of(6, vocab=VOCAB))
-    pinned = [node.checkpoint for node in bench.cache.state_order]
+    pinned = list(bench.cache.tiers.order)
     for checkpoint in pinned:
         checkpoint.pins += 1
-    assert len(pinned) == bench.cache.slots.pool.num_slots
+    assert len(pinned) == bench.cache.tiers.native.pool.num_slots
     output = bench.serve(prompt_of(6, seed=1, vocab=VOCAB))
     # nothing can run at all: the request says so instead of waiting for ever
     assert (output.finish_reason, type(output.error)) == ("error", CapacityError)

@@ -5,6 +5,7 @@ import torch
 
 from holdover.errors import CheckpointMismatchError
 from holdover.prefix import tree
+from holdover.state import EXACT
 from holdover.store import LeaseState
 from tests.prefix.build import A, B, World
 from tests.state import build as states
@@ -161,7 +162,7 @@ def test_state_that_is_not_of_its_tokens_is_never_resumed(damage, path):
     if path == "taken-over":
         # no slot is free, and nothing but the checkpoint itself could be evicted
         world.node(TEN[:4]).checkpoint.pins += 1
-        leases = [world.cache.acquire_slot(LeaseState.LIVE) for _ in range(2)]
+        leases = [world.cache.tiers.acquire(LeaseState.LIVE) for _ in range(2)]
     else:
         leases = []
     spoilt = damage is entries_are_swapped
@@ -181,9 +182,9 @@ def test_state_that_is_not_of_its_tokens_is_never_resumed(damage, path):
 # class 2: depth and key are verified on publish
 
 
-def publish(world, sequence, tokens, rows, lease):
+def refuse_to_publish(world, sequence, tokens, rows, checkpoint):
     with pytest.raises(CheckpointMismatchError):
-        world.cache.publish(sequence.hold, tokens, rows, lease)
+        world.cache.publish(sequence.hold, tokens, rows, checkpoint)
 
 
 @pytest.mark.parametrize("resumed", [0, 4])
@@ -208,10 +209,10 @@ def test_publishing_a_state_of_other_tokens_is_refused_and_changes_nothing(resum
     spare = world.kv.allocate(1)
     rows = torch.cat([sequence.rows, spare])[: len(tokens)]
     before = list(world.rows()), world.states()
-    lease = sequence.lease.move(LeaseState.CACHED)
-    publish(world, sequence, tokens, rows, lease)
+    checkpoint = world.tiers.donate(sequence.lease)
+    refuse_to_publish(world, sequence, tokens, rows, checkpoint)
     assert (list(world.rows()), world.states()) == before
-    sequence.lease = lease.move(LeaseState.LIVE)
+    sequence.lease = checkpoint.surrender()
     world.kv.free(spare)
     world.check()
     world.donate(sequence)
@@ -249,7 +250,7 @@ def test_publishing_rows_that_contradict_the_hold_is_refused_and_changes_nothing
     sequence = world.open(TEN)
     world.run(sequence)
     before = list(world.rows())
-    publish(world, sequence, *claim(sequence), None)
+    refuse_to_publish(world, sequence, *claim(sequence), None)
     assert list(world.rows()) == before
     world.check()
     world.donate(sequence)
@@ -260,7 +261,7 @@ def test_publishing_rows_that_contradict_the_hold_is_refused_and_changes_nothing
 
 
 @pytest.mark.parametrize("layer", [spec.index for spec in states.MIXED.layers])
-@pytest.mark.parametrize("path", ["copied", "moved"])
+@pytest.mark.parametrize("path", ["copied", "moved", "torn-later"])
 def test_state_with_a_layer_not_written_cannot_be_published(layer, path):
     world = World(state=states.MIXED)
     sequence = world.open(TEN)
@@ -268,18 +269,21 @@ def test_state_with_a_layer_not_written_cannot_be_published(layer, path):
     world.checkpoint(sequence)
     fresh = world.cache.allocate_rows(1)
     rows = torch.cat([sequence.rows, fresh])
+    checkpoint = world.tiers.donate(sequence.lease) if path == "torn-later" else None
+    slot = sequence.lease.slot if checkpoint is None else checkpoint.slot
     with pytest.raises(CheckpointMismatchError, match=rf"\[{layer}\] did not write"):
-        states.advance(world.pool, sequence.lease.slot, [4], skip=[layer])
-    if path == "copied":
-        lease = world.cache.acquire_slot(LeaseState.CACHED)
+        states.advance(world.pool, slot, [4], skip=[layer])
+    if checkpoint is None:
+        take = {"copied": lambda: world.tiers.snapshot(slot), "moved": lambda: world.tiers.donate(sequence.lease)}[path]
+        before = world.tiers.balance("native")
         with pytest.raises(CheckpointMismatchError, match="not whole"):
-            world.pool.copy(sequence.lease.slot, lease.slot)
-    else:
-        lease = sequence.lease.move(LeaseState.CACHED)
-    publish(world, sequence, TEN[:5], rows, lease)
-    lease.release()
-    if path == "copied":
+            take()
+        assert world.tiers.balance("native") == before
         sequence.lease.release()
+    else:
+        for depth in (4, 5):
+            refuse_to_publish(world, sequence, TEN[:depth], rows[:depth], checkpoint)
+        world.tiers.abandon(checkpoint)
     world.kv.free(fresh)
     world.cache.release(sequence.hold)
     world.running.clear()
@@ -325,7 +329,7 @@ def test_tenants_never_share(stops):
     world = World(slots=8)
     world.serve(TEN, A, stops=stops)
     assert world.depths([*TEN, 0], B) == (0, 0)
-    assert not world.cache.has_state(B, TEN)
+    assert not world.cache.has_state(B, TEN, EXACT)
     sequence = world.open(TEN, B)
     assert sequence.tokens == []
     world.run(sequence)
@@ -341,9 +345,9 @@ def test_state_of_one_tenant_cannot_be_published_for_another():
     ours, theirs = world.open(TEN, A), world.open(TEN, B)
     world.run(ours)
     world.run(theirs)
-    lease = ours.lease.move(LeaseState.CACHED)
-    publish(world, theirs, TEN, theirs.rows, lease)
-    ours.lease = lease.move(LeaseState.LIVE)
+    checkpoint = world.tiers.donate(ours.lease)
+    refuse_to_publish(world, theirs, TEN, theirs.rows, checkpoint)
+    ours.lease = checkpoint.surrender()
     world.check()
 
 
@@ -364,4 +368,4 @@ def test_a_tenant_that_holds_nothing_leaves_nothing_behind():
 def test_state_is_present_at_exact_depths_only(length, present):
     world = World()
     world.serve(TEN, stops=(4,))
-    assert world.cache.has_state(A, [*TEN, 10][:length]) is present
+    assert world.cache.has_state(A, [*TEN, 10][:length], EXACT) is present

@@ -3,10 +3,11 @@
 import pytest
 
 from holdover.errors import CapacityError
+from holdover.state import EXACT
 from holdover.store import LeaseState
 from tests.prefix.build import A, B, World
 
-LIVE, CACHED = LeaseState
+LIVE = LeaseState.LIVE
 TEN = list(range(10))
 PROMPTS = [[i, i, i] for i in range(4)]
 
@@ -55,13 +56,13 @@ def test_ancestors_that_nobody_uses_leave_before_states_that_are_used():
     assert TEN in order(world)
 
 
-@pytest.mark.parametrize("verb", ["match", "has_state"])
-def test_looking_changes_no_order_and_no_lock(verb):
+@pytest.mark.parametrize(("verb", "extra"), [("match", ()), ("has_state", (EXACT,))])
+def test_looking_changes_no_order_and_no_lock(verb, extra):
     world = served(PROMPTS)
     before = order(world), [node.depth for node in world.cache.row_order]
     for prompt in PROMPTS[::-1]:
-        getattr(world.cache, verb)(A, [*prompt, 9])
-        getattr(world.cache, verb)(B, [*prompt, 9])
+        getattr(world.cache, verb)(A, [*prompt, 9], *extra)
+        getattr(world.cache, verb)(B, [*prompt, 9], *extra)
     assert (order(world), [node.depth for node in world.cache.row_order]) == before
     world.check()
     assert list(world.cache.roots) == [A]
@@ -72,9 +73,9 @@ def test_least_recently_used_state_is_evicted_first(used):
     world = served(PROMPTS[:3], slots=4)
     world.abort(world.open([*PROMPTS[used], 9]))
     left = [prompt for prompt in PROMPTS[:3] if prompt != PROMPTS[used]]
-    leases = [world.cache.acquire_slot(LIVE) for _ in range(2)]
+    leases = [world.cache.tiers.acquire(LIVE) for _ in range(2)]
     assert order(world) == [left[1], PROMPTS[used]]
-    assert world.cache.counters["states_evicted"] == 1
+    assert world.tiers.counters["states_evicted"] == 1
     for lease in leases:
         lease.release()
     world.check()
@@ -114,7 +115,7 @@ def test_rows_that_lead_to_no_state_leave_before_older_rows_that_do():
     world.run(sequence)
     world.publish_rows(sequence)
     assert order(world) == PROMPTS[:3], "rows are newer by now, the state is not"
-    world.cache.acquire_slot(LIVE).release()
+    world.cache.tiers.acquire(LIVE).release()
     assert order(world) == PROMPTS[1:3]
     world.abort(sequence)
     world.kv.free(world.cache.allocate_rows(4))
@@ -174,16 +175,16 @@ def test_when_every_slot_is_live_a_checkpoint_is_refused_and_the_run_goes_on(slo
     sequences = [world.open([i, *TEN]) for i in range(slots)]
     for sequence in sequences:
         world.run(sequence, TEN[:3])
-    balance = world.cache.slot_balance()
+    balance = world.cache.tiers.balance("native")
     assert balance == (0, 0, slots, slots)
     for verb in (
         lambda: world.checkpoint(sequences[0]),
         lambda: world.open(TEN),
-        lambda: world.cache.acquire_slot(LIVE),
+        lambda: world.cache.tiers.acquire(LIVE),
     ):
         with pytest.raises(CapacityError):
             verb()
-        assert world.cache.slot_balance() == balance
+        assert world.cache.tiers.balance("native") == balance
         world.check()
     for sequence in sequences:
         world.run(sequence)
@@ -247,8 +248,8 @@ def test_pinned_state_is_neither_evicted_nor_taken_over():
     world.serve(TEN[:4])
     checkpoint = world.node(TEN[:4]).checkpoint
     checkpoint.pins += 1
-    assert world.cache.slot_balance() == (0, 0, 1, 1)
-    for verb in (lambda: world.open(TEN), lambda: world.open([9]), lambda: world.cache.acquire_slot(LIVE)):
+    assert world.cache.tiers.balance("native") == (0, 0, 1, 1)
+    for verb in (lambda: world.open(TEN), lambda: world.open([9]), lambda: world.cache.tiers.acquire(LIVE)):
         with pytest.raises(CapacityError):
             verb()
     assert world.cache.flush() == 0
@@ -286,8 +287,7 @@ def test_a_snapshot_on_its_way_into_the_tree_counts_as_locked():
     world = World(slots=3)
     sequence = world.open(TEN)
     world.run(sequence)
-    lease = world.cache.acquire_slot(CACHED)
-    assert world.cache.slot_balance() == (1, 0, 2, 3)
-    world.pool.copy(sequence.lease.slot, lease.slot)
-    world.cache.publish(sequence.hold, sequence.tokens, sequence.rows, lease)
-    assert world.cache.slot_balance() == (1, 1, 1, 3)
+    checkpoint = world.tiers.snapshot(sequence.lease.slot)
+    assert world.cache.tiers.balance("native") == (1, 0, 2, 3)
+    world.cache.publish(sequence.hold, sequence.tokens, sequence.rows, checkpoint)
+    assert world.cache.tiers.balance("native") == (1, 1, 1, 3)

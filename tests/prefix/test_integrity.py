@@ -74,12 +74,12 @@ def row_order_has_a_parent_before_its_child(w):
 
 @damage
 def state_order_lost_a_node(w):
-    w.cache.state_order.discard(w.node(TEN[:8]))
+    w.tiers.order.discard(w.node(TEN[:8]).checkpoint)
 
 
 @damage
 def state_order_has_a_node_without_state(w):
-    w.cache.state_order.touch(w.node(TEN[:6]))
+    w.tiers.order.touch(w.node(TEN[:6]))
 
 
 @damage
@@ -149,8 +149,8 @@ def two_entries_with_one_slot(w):
 @damage
 def checkpoint_forgotten(w):
     node = w.node(TEN[:8])
+    w.tiers.order.discard(node.checkpoint)
     node.checkpoint = None
-    w.cache.state_order.discard(node)
 
 
 @damage

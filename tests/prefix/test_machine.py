@@ -63,7 +63,7 @@ class TwinnedWorld(World):
         assert self.states() == self.twin.states
         assert set(self.rows()) == self.twin.rows
         assert self.cache.evictable_rows() == self.twin.evictable_rows
-        assert self.cache.slot_balance().free == self.twin.num_free
+        assert self.cache.tiers.balance("native").free == self.twin.num_free
 
     @contextmanager
     def same_end(self, theirs: Callable[[], Any]) -> Iterator[Any]:

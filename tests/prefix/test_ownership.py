@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from holdover.errors import OwnershipError
-from holdover.store import LeaseState
+from holdover.state import EXACT
+from holdover.store import Checkpoint, LeaseState
 from tests.prefix.build import A, World
 from tests.state import build as states
 from tests.state.build import advance, assert_state_of, bytes_of, same_bytes
 
-LIVE, CACHED = LeaseState
+LIVE = LeaseState.LIVE
 TEN = list(range(10))
 every_layout = pytest.mark.parametrize("state", states.LAYOUTS.values(), ids=states.LAYOUTS)
 
@@ -74,29 +75,37 @@ def test_finished_and_restarted_request_does_not_share_its_old_slot():
 
 
 @pytest.mark.parametrize("twin", [False, True], ids=["published", "already-present"])
-def test_published_lease_is_dead_for_its_publisher(twin):
+def test_donated_lease_is_dead_for_its_publisher(twin):
     world = World()
     if twin:
         world.serve(TEN)
     sequence = world.open(TEN, reuse=False)
     world.run(sequence)
-    lease = world.cache.acquire_slot(CACHED)
-    world.pool.copy(sequence.lease.slot, lease.slot)
-    sequence.rows = world.cache.publish(sequence.hold, TEN, sequence.rows, lease)
-    for use in (lease.release, lambda: lease.move(LIVE), lambda: lease.slot):
+    lease = sequence.lease
+    checkpoint = world.tiers.donate(lease)
+    rows = world.cache.publish(sequence.hold, TEN, sequence.rows, checkpoint)
+    for use in (lease.release, lambda: lease.move(LIVE), lambda: lease.slot, lambda: world.tiers.donate(lease)):
         with pytest.raises(OwnershipError):
             use()
-    with pytest.raises(OwnershipError):
-        world.cache.publish(sequence.hold, TEN, sequence.rows, lease)
+    if twin:
+        # the tree kept its own: this one was given back, and can be neither used nor given back again
+        with pytest.raises(OwnershipError):
+            world.cache.publish(sequence.hold, TEN, rows, checkpoint)
+        with pytest.raises(OwnershipError):
+            checkpoint.drop()
+    else:
+        assert world.node(TEN).checkpoint is checkpoint
+    world.cache.release(sequence.hold)
+    world.running.clear()
     world.check()
 
 
-def test_live_lease_cannot_be_published():
+def test_live_lease_cannot_become_a_checkpoint():
     world = World()
     sequence = world.open(TEN)
     world.run(sequence)
-    with pytest.raises(OwnershipError, match="still live"):
-        world.cache.publish(sequence.hold, TEN, sequence.rows, sequence.lease)
+    with pytest.raises(OwnershipError, match="not a live one"):
+        Checkpoint(world.pool.header(sequence.lease.slot), sequence.lease, EXACT)
     assert not list(world.rows())
     world.check()
 
@@ -243,4 +252,4 @@ def test_step_that_failed_on_a_live_slot_harms_nothing_in_the_cache():
     world.check()
     assert len(world.open(TEN).tokens) == 4
     advance(world.pool, world.running[-1].lease.slot, [])
-    assert world.cache.match(A, TEN).header == world.node(TEN[:4]).checkpoint.header
+    assert world.cache.match(A, TEN).node is world.node(TEN[:4])

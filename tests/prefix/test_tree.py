@@ -3,15 +3,16 @@ import torch
 
 from holdover.prefix import tree
 from holdover.prefix.tree import Root
+from holdover.state import EXACT, Lineage
 
 
 def grown():
     """``1 2 3 4`` with a branch ``1 2 5`` and another root child ``6``; the row of a token is ten times the token."""
     root = Root(b"")
-    trunk = tree.append(root, (1, 2), torch.tensor([10, 20]))
-    tree.append(trunk, (3, 4), torch.tensor([30, 40]))
-    tree.append(trunk, (5,), torch.tensor([50]))
-    tree.append(root, (6,), torch.tensor([60]))
+    trunk = tree.append(root, (1, 2), torch.tensor([10, 20]), EXACT)
+    tree.append(trunk, (3, 4), torch.tensor([30, 40]), EXACT)
+    tree.append(trunk, (5,), torch.tensor([50]), EXACT)
+    tree.append(root, (6,), torch.tensor([60]), EXACT)
     return root
 
 
@@ -44,8 +45,8 @@ def test_walk_follows_as_far_as_the_tokens_agree(tokens, expected, kind):
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_split_changes_no_prefix_and_keeps_the_lower_node(cut):
     root = Root(b"")
-    lower = tree.append(root, (1, 2, 3, 4), torch.tensor([10, 20, 30, 40]))
-    below = tree.append(lower, (5,), torch.tensor([50]))
+    lower = tree.append(root, (1, 2, 3, 4), torch.tensor([10, 20, 30, 40]), Lineage("nr", 2))
+    below = tree.append(lower, (5,), torch.tensor([50]), EXACT)
     lower.checkpoint = marker = object()
     lower.locks = 2
     upper = tree.split(lower, cut)
@@ -55,19 +56,21 @@ def test_split_changes_no_prefix_and_keeps_the_lower_node(cut):
     assert [r for node in below.path() for r in node.rows.tolist()] == [10, 20, 30, 40, 50]
     assert (upper.locks, lower.locks) == (2, 2)
     assert (upper.checkpoint, lower.checkpoint) == (None, marker)
+    assert (upper.lineage, lower.lineage, below.lineage) == (Lineage("nr", 2), Lineage("nr", 2), EXACT)
+    assert below.path_lineage() == Lineage("nr", 2)
 
 
 @pytest.mark.parametrize("cut", [0, 4, 5])
 def test_split_outside_the_edge_is_refused(cut):
     root = Root(b"")
-    node = tree.append(root, (1, 2, 3, 4), torch.arange(4))
+    node = tree.append(root, (1, 2, 3, 4), torch.arange(4), EXACT)
     with pytest.raises(AssertionError):
         tree.split(node, cut)
 
 
 def test_nodes_do_not_share_row_memory_after_a_split():
     root = Root(b"")
-    lower = tree.append(root, (1, 2), torch.tensor([10, 20]))
+    lower = tree.append(root, (1, 2), torch.tensor([10, 20]), EXACT)
     upper = tree.split(lower, 1)
     upper.rows[0] = 99
     assert lower.rows.tolist() == [20]

@@ -54,7 +54,7 @@ class Live:
         """Fail unless the engine is idle and every pool balances, with nothing live."""
         self.settle()
         self.on_engine(lambda core: core.check_integrity())
-        slots, rows = self.on_engine(lambda core: (core.cache.slot_balance(), core.cache.row_balance()))
+        slots, rows = self.on_engine(lambda core: (core.cache.tiers.balance("native"), core.cache.row_balance()))
         assert slots.locked == 0, slots
         assert rows.locked == 0, rows
 
@@ -78,7 +78,7 @@ class Live:
 def running(model: Path, **options: Any) -> Iterator[Live]:
     """A server of ``model`` with pools small enough to be filled."""
     torch.set_num_threads(1)
-    sizes = {"state_memory": 2**18, "kv_memory": 4 * 2**20, "chunk_size": 64, "poison": True}
+    sizes = {"state_budget": 2**18, "kv_budget": 4 * 2**20, "chunk_size": 64, "poison": True}
     engine = AsyncEngine.from_pretrained(str(model), **(sizes | options))
     with listen("127.0.0.1", 0) as listener:
         config = uvicorn.Config(create_app(engine, model_name=NAME), log_level="error", timeout_graceful_shutdown=1)

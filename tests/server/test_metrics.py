@@ -41,12 +41,12 @@ def test_requests_and_tokens_are_counted(server: Live) -> None:
 def test_pools_add_up(server: Live) -> None:
     server.complete("the cat", max_tokens=3)
     found = scrape(server)
-    for pool in ("state_slots", "kv_rows"):
-        parts = [found[f"holdover_{pool},state={state}"] for state in ("free", "cached", "locked")]
-        assert sum(parts) == found[f"holdover_{pool}_capacity"]
+    for pool, of in (("state_slots", ",tier=native"), ("kv_rows", "")):
+        parts = [found[f"holdover_{pool},state={state}{of}"] for state in ("free", "cached", "locked")]
+        assert sum(parts) == found[f"holdover_{pool}_capacity{of}"]
         assert (parts[1] > 0, parts[2]) == (True, 0)
     cache = server.engine.engine.core.cache
-    assert found["holdover_pool_bytes,pool=state"] == cache.slots.pool.nbytes
+    assert found["holdover_pool_bytes,pool=state"] == cache.tiers.native.pool.nbytes
     assert found["holdover_pool_bytes,pool=kv"] == cache.kv.nbytes
     assert found["holdover_requests_running"] == found["holdover_requests_waiting"] == 0
     assert found["holdover_engine_up"] == 1
@@ -54,7 +54,7 @@ def test_pools_add_up(server: Live) -> None:
 
 def test_evictions_and_aborts_are_counted(server: Live) -> None:
     before = scrape(server)
-    for number in range(server.on_engine(lambda core: core.cache.slots.pool.num_slots) + 1):
+    for number in range(server.on_engine(lambda core: core.cache.tiers.native.pool.num_slots) + 1):
         server.complete(f"{number} cats", max_tokens=1)
     with server.complete("the cat", max_tokens=900, stream=True) as stream:
         next(iter(stream))

@@ -32,13 +32,20 @@ def write_rows(kv: KVPool, rows: torch.Tensor, tokens: Sequence[int], salt: int 
         kv.write(layer.index, rows, first, second + _SECOND)
 
 
-def assert_rows_of(kv: KVPool, rows: torch.Tensor, tokens: Sequence[int], salt: int = 0) -> None:
-    """Fail unless ``rows`` hold exactly the KV of the last tokens of ``tokens``, each after its own prefix."""
+def are_rows_of(kv: KVPool, rows: torch.Tensor, tokens: Sequence[int], salt: int = 0) -> torch.Tensor:
+    """Which of ``rows`` hold exactly the KV of the last tokens of ``tokens``, each after its own prefix; bool."""
+    right = torch.ones(len(rows), dtype=torch.bool)
     for layer in kv.layout.layers:
         values = _values(tokens, layer.index, salt)[len(tokens) - len(rows) :, None, None]
         first, second = kv.planes(layer.index)
-        right = first[rows].eq(values).flatten(1).all(1) & second[rows].eq(values + _SECOND).flatten(1).all(1)
-        assert right.all(), f"layer {layer.index}: rows {rows[~right].tolist()} are not those of {tokens}"
+        right &= first[rows].eq(values).flatten(1).all(1) & second[rows].eq(values + _SECOND).flatten(1).all(1)
+    return right
+
+
+def assert_rows_of(kv: KVPool, rows: torch.Tensor, tokens: Sequence[int], salt: int = 0) -> None:
+    """Fail unless `are_rows_of` says so of all."""
+    right = are_rows_of(kv, rows, tokens, salt)
+    assert right.all(), f"rows {rows[~right].tolist()} are not those of {tokens}"
 
 
 def _values(tokens: Sequence[int], layer: int, salt: int) -> torch.Tensor:

@@ -33,7 +33,7 @@ def test_acquiring_when_every_slot_is_live_raises_and_changes_nothing(size):
     leases = [slots.acquire() for _ in range(size)]
     assert sorted(lease.slot for lease in leases) == list(range(1, size + 1))
     before = [bytes_of(slots.pool, lease.slot) for lease in leases]
-    with pytest.raises(CapacityError, match=f"all {size} state slots"):
+    with pytest.raises(CapacityError, match=f"all {size} native state slots"):
         slots.acquire()
     assert slots.count(LIVE) == size
     assert slots.num_free == 0

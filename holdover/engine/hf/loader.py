@@ -32,17 +32,26 @@ class Loaded:
         name: what it was asked for by.
         host: the model.
         tokenizer: its tokenizer.
-        digest: identifies weights and configuration in cache keys.
+        model_digest: identifies weights and configuration.
+        dtype: what it runs in.
         defaults: its sampling defaults.
         end_tokens: tokens that end a text.
+        files: its files; None for a model that was built in memory.
     """
 
     name: str
     host: HostModel
     tokenizer: Tokenizer
-    digest: str
+    model_digest: str
+    dtype: str
     defaults: SamplingDefaults
     end_tokens: frozenset[int]
+    files: ModelFiles | None = None
+
+    @property
+    def digest(self) -> str:
+        """Identifies in cache keys what computes: weights, configuration and dtype."""
+        return f"{self.model_digest}:{self.dtype}"
 
 
 def load(model: str, *, dtype: str = "auto", device: str = "auto") -> Loaded:
@@ -73,9 +82,11 @@ def load(model: str, *, dtype: str = "auto", device: str = "auto") -> Loaded:
         name=model,
         host=host,
         tokenizer=tokenizer,
-        digest=f"{model_digest(files)}:{dtype_name}",
+        model_digest=model_digest(files),
+        dtype=dtype_name,
         defaults=_defaults(generation),
         end_tokens=_end_tokens(generation, tokenizer),
+        files=files,
     )
 
 

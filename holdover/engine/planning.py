@@ -1,0 +1,110 @@
+"""Which retention plan an engine serves with, and how: the quality gate decides what is chosen without being asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from holdover.engine.build import EngineOptions
+from holdover.engine.hf.loader import Loaded
+from holdover.errors import PlanError
+from holdover.retention import Element, RefreshPolicy, RetentionPlan
+from holdover.retention.decay import read_decay
+from holdover.retention.plan_file import find_plan, read_plan
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A decision, with what the user should hear of it.
+
+    Attributes:
+        plan: the plan, or None for dense checkpoints.
+        note: where it comes from, or why there is none.
+        warnings: what speaks against serving so.
+    """
+
+    plan: RetentionPlan | None
+    note: str
+    warnings: tuple[str, ...] = ()
+
+
+def choose_plan(loaded: Loaded, wanted: str | Path | None) -> Planned:
+    """Find and check the plan that is wanted for a loaded model.
+
+    Args:
+        loaded: the model.
+        wanted: path of a plan; ``auto`` for the gated plan beside the model or in the user's directory, if its gate
+            passed on these very weights; None for no plan.
+
+    Raises:
+        PlanError: a plan that was named cannot be read, or is for another model.
+    """
+    if wanted is None:
+        return Planned(None, "dense checkpoints: no plan was asked for")
+    if loaded.files is None:
+        raise PlanError(f"{loaded.name} was not read from files, so no plan can be checked against it")
+    fingerprint = read_decay(loaded.files).fingerprint
+    if str(wanted) != AUTO:
+        plan = read_plan(Path(wanted).expanduser())
+        plan.check_fits(fingerprint, loaded.host.layout.state)
+        return Planned(plan, f"plan {wanted}, W_max {plan.w_max}", _doubts(plan, loaded))
+    path = find_plan(loaded.files.path, fingerprint)
+    if path is None:
+        return Planned(None, "dense checkpoints: no plan was found (make one with holdover calibrate)")
+    try:
+        plan = read_plan(path)
+        plan.check_fits(fingerprint, loaded.host.layout.state)
+    except PlanError as error:
+        return Planned(None, f"dense checkpoints: {path.name} was passed over", (str(error),))
+    if doubts := _doubts(plan, loaded):
+        return Planned(None, f"dense checkpoints: {path.name} was passed over", doubts)
+    return Planned(plan, f"{path.name} beside the model or the user's, W_max {plan.w_max}")
+
+
+def with_plan(
+    options: EngineOptions,
+    planned: Planned,
+    *,
+    element: Element | None = None,
+    refresh: RefreshPolicy | None = None,
+) -> EngineOptions:
+    """Options that serve with a plan; what is not said follows the point at which its gate was measured."""
+    gate = planned.plan.quality if planned.plan is not None else None
+    chosen = gate.chosen if gate is not None else None
+    return replace(
+        options,
+        plan=planned.plan,
+        element=element or (chosen.element if chosen is not None else "full"),
+        refresh=refresh or (chosen.refresh if chosen is not None else "none"),
+        shadow_gate=options.shadow_gate if gate is None or options.shadow_gate is not None else gate.budget,
+    )
+
+
+def gate_of(options: EngineOptions) -> str | None:
+    """What was measured at the point at which ``options`` serve, or why nothing was; None without a plan."""
+    if options.plan is None:
+        return None
+    gate = options.plan.quality
+    if gate is None:
+        return "no quality gate is recorded: run holdover calibrate"
+    points = (gate.chosen, *gate.sweep)
+    wanted = (options.plan.w_max, options.refresh, options.element)
+    point = next((p for p in points if (p.w_max, p.refresh, p.element) == wanted), None)
+    if point is None:
+        return f"refresh={options.refresh} with {options.element} elements was not measured by the plan's gate"
+    verdict = "within" if point.p95_kl <= gate.budget else "above"
+    return f"KL to exact {point.mean_kl:.2g} mean, {point.p95_kl:.2g} P95: {verdict} the budget of {gate.budget:g}"
+
+
+def _doubts(plan: RetentionPlan, loaded: Loaded) -> tuple[str, ...]:
+    gate = plan.quality
+    if gate is None:
+        return ("the plan has no quality gate: run holdover calibrate",)
+    if gate.model_digest != loaded.model_digest:
+        return ("the plan's quality gate was measured on other weights: run holdover calibrate",)
+    if not gate.passed:
+        point = gate.chosen
+        return (f"the plan missed its quality gate: P95 KL {point.p95_kl:.3g} is above {gate.budget:g}",)
+    return ()

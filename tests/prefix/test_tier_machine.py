@@ -1,0 +1,218 @@
+"""Random histories over two tiers, with movers that end when they like and everything failing once in a while.
+
+What a sequence's state must be is said by its lineage alone: exact, it is what an uncached run gives; after k lossy
+restores, retained units still are (up to their encoding), and omitted ones are what a run from zero gives since the
+last of them. `World` follows the depths of those restores and recomputes every state and row from its definition.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from holdover.errors import CapacityError
+from holdover.prefix import tree
+from holdover.store import TierOptions
+from tests.prefix.build import A, B, Running, World
+from tests.prefix.test_injection import failing
+from tests.state import build as states
+from tests.store.tier_build import Delayed, half, whole
+
+# few tokens and short prompts, so that prefixes meet
+TOKENS = st.integers(0, 1)
+TAILS = st.lists(TOKENS, min_size=1, max_size=3)
+WHICH = st.integers(0, 3)
+LOSSES = st.sampled_from([None, None, 0, 1, 2])
+CODECS = [half(states.ONE), half(states.MIXED), half(states.ONE, "int8"), whole(states.ONE, "int8"), whole(states.ONE)]
+
+
+class Injected(RuntimeError):
+    """A failure that the test brought about."""
+
+
+class Histories(RuleBasedStateMachine):
+    world: World
+
+    @initialize(
+        slots=st.integers(1, 4),
+        packed=st.integers(0, 3),
+        rows=st.integers(12, 60),
+        codec=st.sampled_from(CODECS),
+        delayed=st.booleans(),
+        spill=st.booleans(),
+        watermark=st.integers(0, 2),
+    )
+    def start(self, slots, packed, rows, codec, delayed, spill, watermark):
+        self.mover = Delayed() if delayed else None
+        self.world = World(
+            slots,
+            rows,
+            codec.layout,
+            packed=packed,
+            codec=codec,
+            mover=self.mover,
+            options=TierOptions(spill, watermark),
+        )
+
+    def pick(self, which: int) -> Running:
+        return self.world.running[which % len(self.world.running)]
+
+    @contextmanager
+    def attempt(self, may_end=None):
+        """What is done in it may lack room or be made to fail; either keeps the sequences and their depths.
+
+        A sequence whose state was packed before the failure, in its only place, may end.
+        """
+        before = [(s, len(s.tokens), s.hold.depth, s.hold.lineage) for s in self.world.running]
+        try:
+            yield
+        except (CapacityError, Injected):
+            running = self.world.running
+            before = [kept for kept in before if kept[0] in running or kept[0] is not may_end]
+            assert [(s, len(s.tokens), s.hold.depth, s.hold.lineage) for s in running] == before
+
+    @contextmanager
+    def fault(self, at: int | None):
+        """Fail the call number ``at`` of those that can fail."""
+        with failing(at, None if at is None else Injected()):
+            yield
+
+    faults = st.sampled_from([None] * 16 + [*range(8)])
+
+    def prompt(self, which, tail):
+        """A prompt that goes on where a cached state ends, or one of its own."""
+        states = [(A, ()), *self.world.states(), (B, ())]
+        namespace, tokens = states[which % len(states)]
+        return namespace, [*tokens, *tail][:12]
+
+    @rule(which=st.integers(0, 9), tail=TAILS, most=LOSSES, at=faults)
+    def open(self, which, tail, most, at):
+        namespace, prompt = self.prompt(which, tail)
+        promised = self.world.cache.match(namespace, prompt, max_losses=most).state_depth
+        assert promised == self.deepest(namespace, prompt, most)
+        with self.attempt(), self.fault(at):
+            sequence = self.world.open(prompt, namespace, max_losses=most)
+            assert most is None or len(sequence.past) <= sequence.hold.lineage.losses <= most
+            assert len(sequence.tokens) == promised
+
+    @rule(which=st.integers(0, 9), tail=TAILS, most=LOSSES, dense=st.booleans())
+    def serve(self, which, tail, most, dense):
+        """A whole request at once."""
+        namespace, prompt = self.prompt(which, tail)
+        with self.attempt():
+            sequence = self.world.open(prompt, namespace, max_losses=most)
+            try:
+                self.world.run(sequence)
+                with self.no_worse(sequence):
+                    self.world.donate(sequence, dense=dense)
+            finally:
+                if sequence in self.world.running:
+                    self.world.abort(sequence)
+
+    @precondition(lambda self: self.world.running)
+    @rule(which=WHICH, tokens=st.lists(TOKENS, min_size=1, max_size=3))
+    def run(self, which, tokens):
+        with self.attempt():
+            self.world.run(self.pick(which), tokens)
+
+    @precondition(lambda self: self.world.running)
+    @rule(which=WHICH, dense=st.booleans(), at=faults)
+    def checkpoint(self, which, dense, at):
+        sequence = self.pick(which)
+        if sequence.tokens:
+            with self.no_worse(sequence), self.attempt(), self.fault(at):
+                self.world.checkpoint(sequence, dense=dense)
+
+    @precondition(lambda self: self.world.running)
+    @rule(which=WHICH)
+    def publish_rows(self, which):
+        if self.pick(which).tokens:
+            self.world.publish_rows(self.pick(which))
+
+    @precondition(lambda self: self.world.running)
+    @rule(which=WHICH, dense=st.booleans(), at=faults)
+    def donate(self, which, dense, at):
+        sequence = self.pick(which)
+        if sequence.tokens:
+            may_end = None if self.world.tiers.options.dense_spill else sequence
+            with self.no_worse(sequence), self.attempt(may_end), self.fault(at):
+                self.world.donate(sequence, dense=dense)
+
+    @precondition(lambda self: self.world.running)
+    @rule(which=WHICH)
+    def abort(self, which):
+        self.world.abort(self.pick(which))
+
+    @rule(at=faults)
+    def maintain(self, at):
+        with self.attempt(), self.fault(at):
+            self.world.tiers.maintain()
+
+    @precondition(lambda self: self.mover is not None and self.mover.jobs)
+    @rule(which=WHICH, fails=st.sampled_from([False, False, True]))
+    def job_ends(self, which, fails):
+        """In any order, well or not, and noticed only when somebody looks."""
+        self.mover.jobs[-1 - which % len(self.mover.jobs)].run(Injected() if fails else None)
+
+    @rule(when=st.integers(0, 9))
+    def flush(self, when):
+        # seldom: histories need something to happen in
+        if when == 9:
+            self.world.flush()
+
+    def deepest(self, namespace, prompt, most):
+        """Where a lookup must resume: a state above the last token, of which nothing below it has too many losses."""
+        depths = [0]
+        for node in self.nodes_of(namespace, prompt):
+            if node.checkpoint is not None and node.depth < len(prompt):
+                past = len(self.world.past(node.checkpoint))
+                past += node.checkpoint.tier == "compressed" and not self.world.tiers.codec.is_lossless
+                losses = max([past, *(above.lineage.losses for above in node.path())])
+                depths += [node.depth] if most is None or losses <= most else []
+        return max(depths)
+
+    def nodes_of(self, namespace, tokens):
+        root = self.world.cache.roots.get(namespace)
+        return tree.walk(root, tokens).nodes if root is not None else []
+
+    @contextmanager
+    def no_worse(self, sequence):
+        """Exact replaces approximate at the same key, rows and state, and never the reverse."""
+
+        def rows():
+            return {n.depth - i: n.lineage for n in self.nodes_of(*key) for i in range(len(n.tokens))}
+
+        def state():
+            return next((n.checkpoint for n in self.nodes_of(*key) if n.depth == len(key[1])), None)
+
+        def moves():
+            return [self.world.tiers.counters[name] for name in ("states_evicted", "demotions")]
+
+        key = sequence.namespace, list(sequence.tokens)
+        older, before, counted = state(), rows(), moves()
+        restored = older.restored if older is not None else None
+        yield
+        assert not any(before[depth].is_better(lineage) for depth, lineage in rows().items() if depth in before)
+        newer = state()
+        # what pressure took away is no replacement
+        if older is not None and newer is not older and moves() == counted:
+            assert newer is not None
+            assert newer.restored.is_better(restored)
+
+    @invariant()
+    def sound(self):
+        if hasattr(self, "world"):
+            self.world.check()
+
+    def teardown(self):
+        if hasattr(self, "world"):
+            for sequence in list(self.world.running):
+                self.world.abort(sequence)
+            self.world.check_empty()
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(deadline=None, max_examples=80, stateful_step_count=40)

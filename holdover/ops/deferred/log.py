@@ -1,0 +1,107 @@
+"""The log of a layer: which tensors it has, in which order and dtype, and how many bytes they take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from holdover.errors import ConfigError
+from holdover.ops.deferred.family import Family
+
+LONGEST_INTERVAL = 64
+
+# what a decay of exp(-30) leaves is nothing in fp32; the floor bounds cumulative decays, whose rounding it limits
+FLOOR = -30.0
+
+
+@dataclass(frozen=True)
+class LogLayout:
+    """Log of one layer's slots.
+
+    An entry is what one token wrote: the raw key, the value-side factor, and in fp32 the log decay from the last fold
+    up to and including the token and, where the family has one, the key's factor. The cumulative decay of DeltaLog's
+    Section 3.1 is the newest entry's and needs no tensor of its own. How many entries are live belongs to the step,
+    not to a layer: the caller keeps one ``length [S]`` int32 for all layers.
+
+    Args:
+        family: the recurrence.
+        heads: value heads H.
+        key_heads: Hk; each serves ``H // Hk`` consecutive value heads.
+        d_k: key width, a power of two.
+        d_v: value width.
+        merge_interval: M, 1 to 64; 1 is the dense recurrence, with no log.
+        key_dtype: the activations' dtype, so that raw keys lose nothing.
+        value_dtype: by default fp32 for the delta rule and the activations' dtype for the others (Table 3).
+
+    Raises:
+        ConfigError: heads do not divide, ``d_k`` is no power of two, or M is out of range.
+    """
+
+    family: Family
+    heads: int
+    key_heads: int
+    d_k: int
+    d_v: int
+    merge_interval: int
+    key_dtype: torch.dtype = torch.bfloat16
+    value_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.merge_interval <= LONGEST_INTERVAL:
+            raise ConfigError(f"merge interval is {self.merge_interval}, want 1 to {LONGEST_INTERVAL}")
+        if self.heads % self.key_heads:
+            raise ConfigError(f"{self.heads} value heads are no multiple of {self.key_heads} key heads")
+        if self.d_k & (self.d_k - 1):
+            raise ConfigError(f"d_k is {self.d_k}, want a power of two")
+
+    @property
+    def capacity(self) -> int:
+        """Entries that a slot's log holds: M - 1."""
+        return self.merge_interval - 1
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape of one slot and dtype of each tensor; a family without factors has no ``scales``."""
+        entries = (self.heads, self.capacity)
+        value_dtype = self.value_dtype or (torch.float32 if self.family.delta else self.key_dtype)
+        found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "keys": ((self.key_heads, self.capacity, self.d_k), self.key_dtype),
+            "values": ((*entries, self.d_v), value_dtype),
+            "decays": ((*entries, self.d_k) if self.family.per_key else entries, torch.float32),
+        }
+        if self.family.scaled:
+            found["scales"] = (entries, torch.float32)
+        return found
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot's log."""
+        return sum(prod(shape) * dtype.itemsize for shape, dtype in self.tensors.values())
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of one entry of one slot."""
+        return self.slot_bytes // self.capacity if self.capacity else 0
+
+    def allocate(self, slots: int, device: torch.device | str = "cpu") -> Log:
+        """An uninitialised log for ``slots`` slots; what is not live is never read."""
+        made = {
+            name: torch.empty(slots, *shape, dtype=dtype, device=device)
+            for name, (shape, dtype) in self.tensors.items()
+        }
+        return Log(self, **made)
+
+
+@dataclass(frozen=True)
+class Log:
+    """Tensors of one layer's log, each ``[S, ...]`` as `LogLayout.tensors` says, contiguous within a slot."""
+
+    layout: LogLayout
+    keys: Tensor
+    values: Tensor
+    decays: Tensor
+    scales: Tensor | None = None

@@ -1,0 +1,194 @@
+"""Deferred recurrence on a GPU: one launch for slots in any phase, so that one CUDA graph serves them all.
+
+The same functions as in `torch`, with the same contracts. A program owns one value tile of one head of one slot; it
+reads its slot's log length from memory and appends or folds accordingly. With a merge interval of 1 the step is the
+dense recurrence in place. Nothing here allocates but the output, waits for the device or reads back from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from holdover.errors import ConfigError
+from holdover.ops.deferred.family import PER_TOKEN, Inputs
+from holdover.ops.deferred.kernels.fold import advance_kernel, fold_kernel
+from holdover.ops.deferred.kernels.step import step_kernel
+from holdover.ops.deferred.kernels.verify import verify_kernel
+from holdover.ops.deferred.log import FLOOR, Log
+from holdover.ops.deferred.tiling import Tiling, choose, choose_verify
+from holdover.ops.recurrence.delta import EPS
+
+ADVANCE_BLOCK = 128
+
+
+def step(base: Tensor, log: Log, length: Tensor, slots: Tensor, inputs: Inputs, tiling: Tiling | None = None) -> Tensor:
+    """One token of every slot: append it to the log, or fold it and the log into the base where the log is full.
+
+    Args:
+        base: ``[S, H, d_k, d_v]`` fp32; may be strided over S.
+        log: of the same slots.
+        length: live entries ``[S]`` int32; `advance` moves it after the last layer.
+        slots: ``[B]`` int64, distinct but for zeros; a row with slot 0 is padding and its output is zero.
+        inputs: of one token, ``[B, ...]``; may be strided over B.
+        tiling: block sizes, chosen by the layout and B if None.
+
+    Returns:
+        ``[B, H, d_v]`` in q's dtype.
+
+    Raises:
+        ConfigError: a tensor has another layout than the kernels read.
+    """
+    layout, batch = log.layout, len(slots)
+    tiling = tiling or choose(layout, batch)
+    inputs = _checked(base, log, inputs, leading=1)
+    out = torch.empty(inputs.v.shape, dtype=inputs.q.dtype, device=inputs.q.device)
+    step_kernel[(batch * layout.heads * (layout.d_v // tiling.columns),)](
+        *_state(base, log),
+        length,
+        slots,
+        *inputs,
+        out,
+        *_slot_strides(base, log),
+        *_strides(inputs, 0),
+        **_shape(log),
+        **_rule(log),
+        rows=tiling.rows,
+        fold_rows=tiling.fold_rows,
+        columns=tiling.columns,
+        entries=tiling.entries,
+        stages=tiling.stages,
+        num_warps=tiling.warps,
+    )
+    return out
+
+
+def verify(
+    base: Tensor, log: Log, length: Tensor, slots: Tensor, inputs: Inputs, tiling: Tiling | None = None
+) -> Tensor:
+    """T tokens of every slot, all of them kept in the log so that the last ones can be taken back.
+
+    A log without room for them is folded first. Taking back n tokens is ``length -= n`` after `advance`.
+
+    Args:
+        base: as in `step`.
+        log: of the same slots; holds at least T entries.
+        length: as in `step`.
+        slots: as in `step`.
+        inputs: of T tokens, ``[B, T, ...]``; may be strided over B and T.
+        tiling: block sizes, chosen by the layout and B if None.
+
+    Returns:
+        ``[B, T, H, d_v]`` in q's dtype.
+
+    Raises:
+        ConfigError: the log is shorter than T, or a tensor has another layout than the kernels read.
+    """
+    layout, batch, tokens = log.layout, len(slots), inputs.v.shape[1]
+    if tokens > layout.capacity:
+        raise ConfigError(f"{tokens} drafts do not fit a log of {layout.capacity}: raise the merge interval")
+    tiling = tiling or choose_verify(layout, batch)
+    inputs = _checked(base, log, inputs, leading=2)
+    # a launch of its own: tiles of one head share the entries that the drafts then overwrite
+    fold(base, log, length, slots, room=tokens)
+    out = torch.empty(inputs.v.shape, dtype=inputs.q.dtype, device=inputs.q.device)
+    verify_kernel[(batch * layout.heads * (layout.d_v // tiling.columns),)](
+        *_state(base, log),
+        length,
+        slots,
+        *inputs,
+        out,
+        *_slot_strides(base, log),
+        *_strides(inputs, 0),
+        *_strides(inputs, 1),
+        tokens=tokens,
+        padded=triton.next_power_of_2(tokens),
+        **_shape(log),
+        **_rule(log),
+        rows=tiling.rows,
+        columns=tiling.columns,
+        entries=tiling.entries,
+        stages=tiling.stages,
+        num_warps=tiling.warps,
+    )
+    return out
+
+
+def advance(length: Tensor, slots: Tensor, capacity: int, drafts: int | None = None) -> None:
+    """Move ``length [S]`` at ``slots`` past a `step`, or past a `verify` of ``drafts`` tokens; slot 0 stays."""
+    added, restart = (1, 0) if drafts is None else (drafts, drafts)
+    advance_kernel[(triton.cdiv(len(slots), ADVANCE_BLOCK),)](
+        length, slots, len(slots), capacity, added, restart, ADVANCE_BLOCK, num_warps=1
+    )
+
+
+def fold(base: Tensor, log: Log, length: Tensor, slots: Tensor, room: int | None = None) -> None:
+    """Write the logical state of ``slots`` into their bases; their lengths have yet to become 0.
+
+    With ``room``, only of those slots whose log cannot take so many entries more.
+    """
+    layout, batch = log.layout, len(slots)
+    tiling = choose(layout, batch)
+    fold_kernel[(batch * layout.heads * (layout.d_v // tiling.columns),)](
+        *_state(base, log),
+        length,
+        slots,
+        *_slot_strides(base, log),
+        room=layout.merge_interval if room is None else room,
+        **_shape(log),
+        per_key=layout.family.per_key,
+        floor=FLOOR,
+        fold_rows=tiling.fold_rows,
+        columns=tiling.columns,
+        entries=tiling.entries,
+        stages=tiling.stages,
+        num_warps=tiling.warps,
+    )
+
+
+def _checked(base: Tensor, log: Log, inputs: Inputs, leading: int) -> Inputs:
+    """``inputs`` as the kernels read them: contiguous behind the ``leading`` axes."""
+    state = (log.layout.heads, log.layout.d_k, log.layout.d_v)
+    if base.shape[1:] != state or base.dtype != torch.float32 or not base[0].is_contiguous():
+        raise ConfigError(f"base is {base.dtype} {tuple(base.shape)}, want fp32 and, within a slot, contiguous {state}")
+    axes = [leading] * PER_TOKEN + [0] * (len(inputs) - PER_TOKEN)
+    strided = {
+        name: x
+        for (name, x), axis in zip(inputs._asdict().items(), axes, strict=True)
+        if x is not None and not _packed(x, axis)
+    }
+    return inputs._replace(**{name: x.contiguous() for name, x in strided.items()})
+
+
+def _packed(x: Tensor, leading: int) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(x.shape[leading:]), reversed(x.stride()[leading:]), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _state(base: Tensor, log: Log) -> tuple[Tensor | None, ...]:
+    return base, log.keys, log.values, log.decays, log.scales
+
+
+def _slot_strides(base: Tensor, log: Log) -> list[int]:
+    return [0 if x is None else x.stride(0) for x in _state(base, log)]
+
+
+def _strides(inputs: Inputs, axis: int) -> list[int]:
+    return [0 if x is None else x.stride(axis) for x in inputs[:PER_TOKEN]]
+
+
+def _shape(log: Log) -> dict[str, Any]:
+    x = log.layout
+    return {"heads": x.heads, "key_heads": x.key_heads, "d_k": x.d_k, "d_v": x.d_v, "capacity": x.capacity}
+
+
+def _rule(log: Log) -> dict[str, Any]:
+    x = log.layout.family
+    return {"delta": x.delta, "per_key": x.per_key, "reads_before": x.reads_before, "eps": EPS, "floor": FLOOR}

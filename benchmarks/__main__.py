@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-NAMES = ("embedded",)
+NAMES = ("decode", "embedded", "planning", "spill", "store")
 
 
 def main() -> int:

@@ -113,49 +113,39 @@ class Histories(RuleBasedStateMachine):
                     self.world.abort(sequence)
 
     @precondition(lambda self: self.world.running)
-    @rule(which=WHICH, tokens=st.lists(TOKENS, min_size=1, max_size=3))
-    def run(self, which, tokens):
-        with self.attempt():
-            self.world.run(self.pick(which), tokens)
-
-    @precondition(lambda self: self.world.running)
-    @rule(which=WHICH, dense=st.booleans(), at=faults)
-    def checkpoint(self, which, dense, at):
+    @rule(which=WHICH, tokens=st.lists(TOKENS, min_size=1, max_size=3), dense=st.booleans(), at=faults)
+    def go_on(self, which, tokens, dense, at):
+        """Run some tokens, and keep their state."""
         sequence = self.pick(which)
+        with self.attempt():
+            self.world.run(sequence, tokens)
         if sequence.tokens:
             with self.no_worse(sequence), self.attempt(), self.fault(at):
                 self.world.checkpoint(sequence, dense=dense)
 
     @precondition(lambda self: self.world.running)
-    @rule(which=WHICH)
-    def publish_rows(self, which):
-        if self.pick(which).tokens:
-            self.world.publish_rows(self.pick(which))
-
-    @precondition(lambda self: self.world.running)
-    @rule(which=WHICH, dense=st.booleans(), at=faults)
-    def donate(self, which, dense, at):
+    @rule(which=WHICH, how=st.sampled_from(["donate", "donate", "abort", "publish"]), dense=st.booleans(), at=faults)
+    def end(self, which, how, dense, at):
+        """Give all to the cache, or nothing, or the rows alone, and go on."""
         sequence = self.pick(which)
-        if sequence.tokens:
+        if how == "abort" or not sequence.tokens:
+            self.world.abort(sequence)
+        elif how == "publish":
+            with self.no_worse(sequence):
+                self.world.publish_rows(sequence)
+        else:
+            # what is packed at once has no other place to go back to
             may_end = None if self.world.tiers.options.dense_spill else sequence
             with self.no_worse(sequence), self.attempt(may_end), self.fault(at):
                 self.world.donate(sequence, dense=dense)
 
-    @precondition(lambda self: self.world.running)
-    @rule(which=WHICH)
-    def abort(self, which):
-        self.world.abort(self.pick(which))
-
-    @rule(at=faults)
-    def maintain(self, at):
+    @rule(at=faults, which=WHICH, job=st.sampled_from(["ends", "ends", "fails", "waits"]))
+    def maintain(self, at, which, job):
+        """Jobs end in any order, well or not, which is noticed only when somebody looks."""
+        if job != "waits" and self.mover is not None and self.mover.jobs:
+            self.mover.jobs[-1 - which % len(self.mover.jobs)].run(Injected() if job == "fails" else None)
         with self.attempt(), self.fault(at):
             self.world.tiers.maintain()
-
-    @precondition(lambda self: self.mover is not None and self.mover.jobs)
-    @rule(which=WHICH, fails=st.sampled_from([False, False, True]))
-    def job_ends(self, which, fails):
-        """In any order, well or not, and noticed only when somebody looks."""
-        self.mover.jobs[-1 - which % len(self.mover.jobs)].run(Injected() if fails else None)
 
     @rule(when=st.integers(0, 9))
     def flush(self, when):

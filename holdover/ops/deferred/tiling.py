@@ -8,6 +8,8 @@ from holdover.ops.deferred.log import LogLayout
 
 # programs that keep a large GPU busy; with fewer, narrower tiles give more of them
 BUSY = 2048
+# programs from which on wider tiles pay: they read keys and decays less often
+PLENTY = 8192
 
 
 @dataclass(frozen=True)
@@ -32,17 +34,22 @@ class Tiling:
 
 
 def choose(layout: LogLayout, batch: int) -> Tiling:
-    """Tiles for ``batch`` sequences: 32 columns and one warp, narrower ones for few heads in all.
+    """Tiles for ``batch`` sequences: one warp; 32 columns, narrower ones for few heads in all, wider ones for many.
 
     Two row blocks of 64 by 32 are all of a 128-wide state: with three stages both are asked for at once. More entries
-    or rows to a fold take so many registers that fewer programs fit.
+    or rows to a fold take so many registers that fewer programs fit; so do decays per key, which keep tiles narrow.
+    What is chosen was the best, or within 3 % of it, of a sweep on one H200 (benchmarks/decode.py --tune).
     """
-    columns = min(32, layout.d_v & -layout.d_v)
+    widest = 32 if layout.family.per_key else 64
+    columns = min(widest, layout.d_v & -layout.d_v)
+    if columns == widest == 64 and batch * layout.heads * layout.d_v // columns < PLENTY:
+        columns = 32
     while columns > 8 and batch * layout.heads * layout.d_v // columns < BUSY:
         columns //= 2
     entries = min(4, 1 << max(0, layout.capacity - 1).bit_length())
     fold_rows = 64 if not layout.capacity else 8 if layout.family.per_key else 16
-    return Tiling(min(64, layout.d_k), columns, entries, warps=1, stages=3, fold_rows=min(fold_rows, layout.d_k))
+    stages = 2 if layout.capacity and (columns == 64 or layout.family.per_key) else 3
+    return Tiling(min(64, layout.d_k), columns, entries, warps=1, stages=stages, fold_rows=min(fold_rows, layout.d_k))
 
 
 def choose_verify(layout: LogLayout, batch: int) -> Tiling:

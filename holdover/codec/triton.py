@@ -207,8 +207,8 @@ class Tiling:
     warps: int = 4
 
 
-# the best of a sweep on one H200 (benchmarks/store.py --sweep)
-_TILINGS: dict[Element, Tiling] = {"full": Tiling(), "bfloat16": Tiling(), "int8": Tiling(elements=2048)}
+# the best of sweeps on one H200 (benchmarks/store.py --sweep)
+_TILINGS: dict[Element, Tiling] = {"full": Tiling(), "bfloat16": Tiling(), "int8": Tiling(1024, 4096, 2)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,7 @@ class Histories(RuleBasedStateMachine):
     world: World
 
     @initialize(
-        slots=st.integers(1, 4),
+        slots=st.integers(1, 5),
         packed=st.integers(0, 3),
         rows=st.integers(12, 60),
         codec=st.sampled_from(CODECS),
@@ -205,4 +205,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(deadline=None, max_examples=80, stateful_step_count=40)
+TestHistories.settings = settings(deadline=None, max_examples=150, stateful_step_count=40)

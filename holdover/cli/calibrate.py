@@ -135,7 +135,7 @@ def _table(samples: Sequence[Samples], points: Sequence[OperatingPoint], chosen:
                 f"{point.mean_kl:.2g}",
                 f"{low:.2g} to {high:.2g}",
                 f"{point.p95_kl:.2g}",
-                f"{one.first_kl():.2g}",
+                f"{point.first_kl:.2g}",
                 f"{point.worst_layer_error:.2g}",
                 size(point.checkpoint_bytes),
                 f"{point.restore_ms:.2f}",

@@ -95,7 +95,8 @@ def gate_of(options: EngineOptions) -> str | None:
     if point is None:
         return f"refresh={options.refresh} with {options.element} elements was not measured by the plan's gate"
     verdict = "within" if point.p95_kl <= gate.budget else "above"
-    return f"KL to exact {point.mean_kl:.2g} mean, {point.p95_kl:.2g} P95: {verdict} the budget of {gate.budget:g}"
+    kl = f"KL to exact {point.mean_kl:.2g} mean, {point.p95_kl:.2g} P95, {point.first_kl:.2g} at the first token"
+    return f"{kl}: {verdict} the budget of {gate.budget:g} (P95)"
 
 
 def _doubts(plan: RetentionPlan, loaded: Loaded) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from holdover.prefix import tree
 from holdover.prefix.cache import PrefixCache
 from holdover.prefix.hold import Hold
 from holdover.prefix.tree import Node, Root
-from holdover.state import KeyChain, Lineage
+from holdover.state import EXACT, KeyChain, Lineage
 from holdover.store.spill import Entry, EntryName, Shelf
 from holdover.store.writer import SpillWriter
 
@@ -33,6 +33,11 @@ class _Found(NamedTuple):
     shelf: Shelf
     name: EntryName
     chain: KeyChain
+
+    @property
+    def lineage(self) -> Lineage:
+        """As good as state and rows of the entry are, and all that it continues."""
+        return Lineage("nr", self.name.losses) if self.name.losses else EXACT
 
 
 class Spill:
@@ -79,8 +84,7 @@ class Spill:
         """
         match = self.cache.match(namespace, tokens, max_losses=max_losses)
         for found in self._candidates(namespace, tokens, match.state_depth):
-            lineage = Lineage("nr", found.name.losses) if found.name.losses else Lineage()
-            losses = self.cache.tiers.restored(lineage).losses
+            losses = self.cache.tiers.restored(found.lineage).losses
             is_better = found.name.depth > match.state_depth or losses < match.lineage.losses
             if not is_better or (max_losses is not None and losses > max_losses):
                 continue
@@ -141,44 +145,54 @@ class Spill:
         return reversed(found)
 
     def _bring_up(self, found: _Found, namespace: bytes, tokens: Sequence[int]) -> None:
-        cache, depth = self.cache, found.name.depth
+        cache = self.cache
         root = cache.roots.setdefault(namespace, Root(namespace))
-        nodes = tree.walk(root, tokens[:depth]).nodes
+        # rows of the tree that are worse than the entry's are read again, and replaced
+        nodes = [
+            node
+            for node in tree.walk(root, tokens[: found.name.depth]).nodes
+            if not found.lineage.is_better(node.path_lineage())
+        ]
         node = nodes[-1] if nodes else root
         hold = Hold(node, node.path_lineage())
         try:
-            entry = found.shelf.get(found.name)
-            self._publish(hold, entry, self._rows_above(entry, hold), found, tokens[:depth])
+            entries = self._chain(found, hold.depth)
+            self._publish(hold, entries, found, tokens)
             hold.node.spilled = found.name
         finally:
             cache.release(hold)
 
-    def _rows_above(self, entry: Entry, hold: Hold) -> torch.Tensor:
-        """KV bytes of the tokens from the hold's depth to the entry's, out of as many entries as it takes."""
-        parts = [entry.kv]
-        hold.lineage = hold.lineage.worst(entry.kv_lineage)
-        while entry.name.parent_depth > hold.depth:
-            place = self._find(entry.name.parent_depth, entry.name.parent_key)
+    def _chain(self, found: _Found, above: int) -> list[Entry]:
+        """The entry, and those that it continues down to depth ``above`` (rows only), the shallowest first."""
+        entries = [found.shelf.get(found.name)]
+        while (name := entries[-1].name).parent_depth > above:
+            place = self._find(name.parent_depth, name.parent_key)
             if place is None:
-                raise SpillError(f"the entry at depth {entry.name.parent_depth} that it continues is gone")
-            shelf, name = place
-            entry = shelf.get(name, with_state=False)
-            hold.lineage = hold.lineage.worst(entry.kv_lineage)
-            parts.append(entry.kv)
-        return torch.cat(parts[::-1])[hold.depth - entry.name.parent_depth :]
+                raise SpillError(f"the entry at depth {name.parent_depth} that it continues is gone")
+            shelf, parent = place
+            entries.append(shelf.get(parent, with_state=False))
+        return entries[::-1]
 
-    def _publish(self, hold: Hold, entry: Entry, kv: torch.Tensor, found: _Found, tokens: Sequence[int]) -> None:
-        cache = self.cache
-        fresh = cache.allocate_rows(len(kv))
+    def _publish(self, hold: Hold, entries: list[Entry], found: _Found, tokens: Sequence[int]) -> None:
+        """Put the rows of every entry into the tree, each with its own lineage, and the state of the last."""
+        cache, last, start = self.cache, entries[-1], hold.depth
+        fresh = cache.allocate_rows(last.name.depth - start)
         try:
-            cache.kv.write_bytes(fresh, kv)
-            checkpoint = cache.tiers.admit(entry.state, entry.header, found.chain)
+            for entry in entries:
+                first = max(start, entry.name.parent_depth)
+                rows = fresh[first - start : entry.name.depth - start]
+                cache.kv.write_bytes(rows, entry.kv[first - entry.name.parent_depth :])
+            checkpoint = cache.tiers.admit(last.state, last.header, found.chain)
         except BaseException:
             cache.kv.free(fresh)
             raise
         try:
-            cache.publish(hold, tokens, torch.cat([hold.rows(), fresh]), checkpoint)
+            for entry in entries:
+                depth = entry.name.depth
+                hold.lineage = hold.lineage.worst(entry.kv_lineage)
+                rows = torch.cat([hold.rows(), fresh[hold.depth - start : depth - start]])
+                cache.publish(hold, tokens[:depth], rows, checkpoint if entry is last else None)
         except BaseException:
             cache.tiers.abandon(checkpoint)
-            cache.kv.free(fresh)
+            cache.kv.free(fresh[hold.depth - start :])
             raise

@@ -19,6 +19,7 @@ class OperatingPoint:
         element: how a retained element is stored; ``full`` is the state's own dtype.
         mean_kl: mean per-token KL from the exact distribution, in nats.
         p95_kl: its 95th percentile over continuations' tokens.
+        first_kl: mean KL at the first token after the resume, where what was omitted is missed most.
         worst_layer_error: largest over layers of the relative error of the restored state.
         checkpoint_bytes: bytes of one checkpoint.
         restore_ms: median time to restore one, its refresh included.
@@ -29,6 +30,7 @@ class OperatingPoint:
     element: Element
     mean_kl: float
     p95_kl: float
+    first_kl: float
     worst_layer_error: float
     checkpoint_bytes: int
     restore_ms: float

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterator
 
 from holdover.state import SlotPool
 from holdover.store.checkpoint import Checkpoint, Demotion
 from holdover.store.lease import SlotLease
-from holdover.store.mover import Mover
+from holdover.store.mover import Ended, Mover
 from holdover.store.packed_pool import PackedPool
 
 logger = logging.getLogger(__name__)
@@ -38,20 +39,18 @@ class Demotions:
     def __len__(self) -> int:
         return len(self._moving)
 
-    @property
-    def oldest(self) -> Checkpoint | None:
-        """The one that was started first."""
-        return self._moving[0] if self._moving else None
+    def __iter__(self) -> Iterator[Checkpoint]:
+        """Those under way, in the order in which they were started; may be finished meanwhile."""
+        return iter(tuple(self._moving))
 
     def start(self, checkpoint: Checkpoint, target: SlotLease) -> None:
-        """Begin to pack an idle dense checkpoint into ``target``, which now belongs to the demotion.
-
-        Raises:
-            Exception: nothing was started; the target was given back.
-        """
+        """Begin to pack an idle dense checkpoint into ``target``, which now belongs to the demotion."""
         source, slot = checkpoint.slot, target.slot
         try:
             transfer = self._mover.start(lambda: self._packed.pack(self._native, source, slot))
+        except Exception as error:
+            # as if it had been started and had failed
+            transfer = Ended(error)
         except BaseException:
             target.release()
             raise
@@ -60,13 +59,13 @@ class Demotions:
 
     def finish_ended(self) -> None:
         """Finish those whose packing has ended. Never waits."""
-        for checkpoint in list(self._moving):
+        for checkpoint in self:
             if checkpoint.demotion is not None and checkpoint.demotion.transfer.is_done():
                 self.finish(checkpoint)
 
     def finish_all(self) -> None:
         """Wait for all of them; those whose dense bytes are being read stay open."""
-        for checkpoint in list(self._moving):
+        for checkpoint in self:
             self.finish(checkpoint)
 
     def finish(self, checkpoint: Checkpoint) -> None:

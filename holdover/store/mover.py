@@ -36,8 +36,8 @@ class Mover(Protocol):
         """Wait for all jobs and stop."""
 
 
-class _Ended:
-    """A job that ran at once."""
+class Ended:
+    """A job that has ended already, or could not be started."""
 
     def __init__(self, error: BaseException | None) -> None:
         self._error = error
@@ -60,8 +60,8 @@ class Inline:
         try:
             job()
         except Exception as error:
-            return _Ended(error)
-        return _Ended(None)
+            return Ended(error)
+        return Ended(None)
 
     def close(self) -> None:
         """Nothing is pending."""
@@ -131,7 +131,7 @@ class Stream:
             try:
                 job()
             except Exception as error:
-                return _Ended(error)
+                return Ended(error)
             event.record(self._stream)
         return _Recorded(event)
 

@@ -107,14 +107,13 @@ class Reclaimer:
         return True
 
     def _await_demotions(self) -> None:
-        while not self._native.num_free and self._demotions is not None:
-            moving = self._demotions.oldest
-            if moving is None:
+        if self._demotions is None:
+            return
+        for moving in self._demotions:
+            if self._native.num_free:
                 return
+            # it stays open where a hit reads the dense bytes: they cannot be given back now
             self._demotions.finish(moving)
-            if moving.demotion is not None:
-                # a hit reads the dense bytes: they cannot be given back now
-                return
 
     def _evict(self, checkpoint: Checkpoint) -> None:
         self.discard(checkpoint)

@@ -75,7 +75,8 @@ class StateTiers:
 
     def restored(self, lineage: Lineage, *, dense: bool = False) -> Lineage:
         """Lineage that a checkpoint of a state of ``lineage`` gives back, once it lies where it would be put."""
-        return lineage if dense or self.packed is None else self.packed.pool.restored(lineage)
+        is_packed = self.packed is not None and not (dense and self.options.dense_spill)
+        return self._packed_pool.restored(lineage) if is_packed else lineage
 
     def acquire(self, state: LeaseState) -> SlotLease:
         """Lease a native slot, reclaiming one if none is free.
@@ -226,12 +227,14 @@ class StateTiers:
         self._reclaimer.discard(checkpoint)
 
     def take_over(self, checkpoint: Checkpoint, expect: KeyChain) -> SlotLease:
-        """Turn an idle dense checkpoint into a live slot: a move, no copy.
+        """Turn a dense checkpoint that nobody reads into a live slot: a move, no copy. A demotion of it is given up.
 
         Raises:
-            CapacityError: it is not dense, or not idle.
+            CapacityError: it is not dense, or is being read.
             CheckpointMismatchError: it is the state of other tokens.
         """
+        if checkpoint.demotion is not None and not checkpoint.pins and self._demotions is not None:
+            self._demotions.give_up(checkpoint)
         if checkpoint.tier != "native" or not checkpoint.is_idle:
             raise CapacityError(f"all {self.native.pool.num_slots} native state slots are live or pinned")
         self.verify(checkpoint, expect)

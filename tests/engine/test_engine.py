@@ -83,9 +83,10 @@ def test_an_interrupt_leaves_nothing_behind(engine: Engine, monkeypatch: pytest.
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    for method in ("step", "_choose", "_checkpoint_all"):
+    core = engine.core
+    for owner, method in ((core, "step"), (core, "_choose"), (core._checkpoints, "take")):
         with monkeypatch.context() as patch:
-            patch.setattr(engine.core, method, interrupt)
+            patch.setattr(owner, method, interrupt)
             with pytest.raises(KeyboardInterrupt):
                 engine.generate(prompts(3), FOUR)
         assert not engine.core.has_work

@@ -19,7 +19,7 @@ LAYOUT = StateLayout(
     )
 )
 HORIZONS = ([1.0, 5.0, 16.0, 900.0], [16.5, 9.0, 0.0, 17.0])
-POINT = OperatingPoint(16, "suffix", "int8", 0.01, 0.05, 0.2, 1024, 1.5)
+POINT = OperatingPoint(16, "suffix", "int8", 0.01, 0.05, 0.1, 0.2, 1024, 1.5)
 GATE = QualityGate("weights", "text", 0.1, 8, 64, POINT, (POINT, replace(POINT, refresh="none")))
 
 

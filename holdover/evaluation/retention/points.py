@@ -44,14 +44,11 @@ class Samples:
             element=self.element,
             mean_kl=float(kl.mean()),
             p95_kl=percentile(kl, 0.95),
+            first_kl=float(torch.stack([kl[0] for kl in self.kl]).double().mean()),
             worst_layer_error=float(torch.stack(self.errors).mean(0).max()),
             checkpoint_bytes=self.checkpoint_bytes,
             restore_ms=1e3 * statistics.median(self.seconds),
         )
-
-    def first_kl(self) -> float:
-        """Mean KL at the first token after the resume, where what was omitted is missed most."""
-        return float(torch.stack([kl[0] for kl in self.kl]).double().mean())
 
     def mean_interval(self) -> tuple[float, float]:
         """95 % interval of the mean KL; whole continuations are resampled, since their tokens depend on each other."""

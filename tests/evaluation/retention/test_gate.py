@@ -16,7 +16,7 @@ from tests.evaluation.retention.test_sweep import plan_of
 
 
 def point(w_max: int, p95: float, size: int = 100, refresh: str = "none", element: str = "full") -> OperatingPoint:
-    return OperatingPoint(w_max, refresh, element, p95 / 2, p95, 0.1, size, 1.0)  # type: ignore[arg-type]
+    return OperatingPoint(w_max, refresh, element, p95 / 2, p95, p95, 0.1, size, 1.0)  # type: ignore[arg-type]
 
 
 SWEEP = [

@@ -141,7 +141,7 @@ def test_figures_of_a_point() -> None:
     # mean of each layer, then the worst
     assert point.worst_layer_error == pytest.approx(0.3)
     assert point.restore_ms == pytest.approx(2.0)
-    assert samples.first_kl() == 1.0
+    assert samples.point().first_kl == 1.0
     # two continuations: their means are the ends
     assert samples.mean_interval() == (0.5, 2.5)
 

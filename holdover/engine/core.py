@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import torch
 
 from holdover.engine.checkpoints import Checkpointer
+from holdover.engine.choosing import next_token, record_prompt_logprobs
 from holdover.engine.refresh import SuffixRefresh
 from holdover.engine.report import explain
 from holdover.engine.request import Output, Update
 from holdover.engine.residence import Residence
 from holdover.engine.runner import Runner
-from holdover.engine.sampling import choose, logprobs_of
 from holdover.engine.sequence import Sequence
 from holdover.engine.shadow import ShadowCheck
 from holdover.engine.stats import EngineStats
@@ -182,7 +182,9 @@ class EngineCore:
             if sequence.cache is None:
                 lineage = sequence.place.hold.lineage
                 sequence.cache = explain(sequence.request, match, lineage, self.cache.tiers, refreshed)
-                self._count_hit(sequence, match)
+                if not sequence.is_shadow:
+                    prompt, tier = len(sequence.request.prompt), match.source or match.tier
+                    self.stats.count_admission(prompt, sequence.computed, tier, lineage)
             self._checkpoints.plan(sequence, match.kv_depth)
 
     def _recover(self, sequence: Sequence, match: Match) -> tuple[int, float]:
@@ -190,16 +192,6 @@ class EngineCore:
         if self.refresh is None or match.tier != "compressed":
             return 0, 0.0
         return self.refresh.recover(sequence, self.stats)
-
-    def _count_hit(self, sequence: Sequence, match: Match) -> None:
-        if sequence.is_shadow:
-            return
-        self.stats.prompt_tokens += len(sequence.request.prompt)
-        self.stats.hit_tokens += sequence.computed
-        if match.tier is not None:
-            self.stats.hits[match.source or match.tier] += 1
-            self.stats.approximate_hits += not match.lineage.is_exact
-            self.stats.losses_max = max(self.stats.losses_max, match.lineage.losses)
 
     def _forward(self, sequences: list[Sequence]) -> list[Update]:
         """Run the next tokens of ``sequences`` (one that prefills, or all that decode) in one forward."""
@@ -226,9 +218,9 @@ class EngineCore:
         spans = [_span(s, count) for s in sequences]
         logits = self.runner.run(spans, logits=None if wants_all else 1).logits
         assert logits is not None
-        self._count(len(sequences), count)
+        self.stats.count_forward(len(sequences), count)
         for row, sequence in enumerate(sequences):
-            _record_prompt_logprobs(sequence, logits[row], count)
+            record_prompt_logprobs(sequence, logits[row], count)
             sequence.computed += count
         return logits[:, -1]
 
@@ -305,15 +297,7 @@ class EngineCore:
             self._waiting.append(shadow)
 
     def _take(self, sequence: Sequence, best: int, logits: torch.Tensor) -> Update:
-        params = sequence.request.params
-        if (index := sequence.num_generated) < len(params.forced):
-            token = params.forced[index]
-        else:
-            token = choose(logits, best, params, sequence.generator)
-        reported = None
-        if params.logprobs is not None:
-            reported = tuple(logprobs_of(logits.unsqueeze(0), [token], params.logprobs))
-            sequence.logprobs.extend(reported)
+        token, reported = next_token(sequence, best, logits)
         text = sequence.take(token)
         output = None
         if reason := sequence.finish_reason():
@@ -339,30 +323,9 @@ class EngineCore:
         output: Output = sequence.output(reason, error)
         return Update(sequence.request.id, output=output)
 
-    def _count(self, sequences: int, count: int) -> None:
-        if count == 1:
-            self.stats.decode_forwards += 1
-            self.stats.decode_tokens += sequences
-        else:
-            self.stats.prefill_forwards += 1
-            self.stats.prefill_tokens += count
-
 
 def _span(sequence: Sequence, count: int) -> Span:
     start = sequence.computed
     place = sequence.place
     tokens = sequence.tokens[start : start + count]
     return Span(place.lease.slot, tokens, start, place.rows.view(end=start + count))
-
-
-def _record_prompt_logprobs(sequence: Sequence, logits: torch.Tensor, count: int) -> None:
-    """Log probabilities of the prompt tokens that follow the ``count`` tokens just computed."""
-    top = sequence.request.params.prompt_logprobs
-    if top is None:
-        return
-    # what was recorded before a preemption is not recorded again
-    start, known = sequence.computed + 1, len(sequence.prompt_logprobs)
-    targets = sequence.request.prompt[known : start + count]
-    if targets:
-        first = known - start
-        sequence.prompt_logprobs += logprobs_of(logits[first : first + len(targets)], targets, top)

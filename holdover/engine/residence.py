@@ -31,7 +31,7 @@ class Residence:
         match = self.cache.match(sequence.namespace, sequence.tokens, max_losses=self._most_losses(sequence))
         resumed = match.state_depth if sequence.may_resume else 0
         kept = sum(len(n.tokens) for n in match.node.path() if not n.locks) if match.node and resumed else 0
-        available = self.cache.kv.num_free + self.cache.evictable_rows() - kept
+        available = self.cache.kv.num_free + self.cache.rows.evictable() - kept
         return len(sequence.tokens) - resumed + 1 <= available
 
     def enter(self, sequence: Sequence) -> Match:
@@ -59,7 +59,7 @@ class Residence:
         missing = [max(0, s.computed + count - len(s.place.rows)) for s in grown]
         if total := sum(missing):
             # one allocation for all: it costs far more than a row does
-            for sequence, rows in zip(grown, self.cache.allocate_rows(total).split(missing), strict=True):
+            for sequence, rows in zip(grown, self.cache.rows.allocate(total).split(missing), strict=True):
                 sequence.place.rows.append(rows)
 
     def has_state(self, sequence: Sequence) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from holdover.state import Lineage
+
 
 @dataclass
 class EngineStats:
@@ -47,3 +49,21 @@ class EngineStats:
     refresh_tokens: int = 0
     refresh_seconds: float = 0.0
     refreshes_failed: int = 0
+
+    def count_forward(self, sequences: int, count: int) -> None:
+        """A forward ran ``count`` tokens of each of ``sequences``."""
+        if count == 1:
+            self.decode_forwards += 1
+            self.decode_tokens += sequences
+        else:
+            self.prefill_forwards += 1
+            self.prefill_tokens += count
+
+    def count_admission(self, prompt: int, resumed: int, tier: str | None, lineage: Lineage) -> None:
+        """A request of ``prompt`` tokens resumed at depth ``resumed``, from ``tier`` if it did at all."""
+        self.prompt_tokens += prompt
+        self.hit_tokens += resumed
+        if tier is not None:
+            self.hits[tier] += 1
+            self.approximate_hits += not lineage.is_exact
+            self.losses_max = max(self.losses_max, lineage.losses)

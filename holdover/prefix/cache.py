@@ -17,16 +17,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 
 import torch
 
 from holdover.errors import CapacityError, CheckpointMismatchError, OwnershipError
 from holdover.prefix import tree
 from holdover.prefix.hold import Hold, Match, Opened
+from holdover.prefix.rows import TreeRows
 from holdover.prefix.tree import Node, Root, Walk
 from holdover.state import KeyChain, Lineage
-from holdover.store import LRU, Balance, Checkpoint, KVPool, LeaseState, SlotLease, StateTiers
+from holdover.store import Checkpoint, KVPool, LeaseState, SlotLease, StateTiers
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +44,9 @@ class PrefixCache:
         self.kv = kv
         # one set of counters for the cache and what it stands on
         self.counters = tiers.counters
-        self.roots: dict[bytes, Root] = {}
-        # a node stands in it exactly once: with the tiers' order of checkpoints, the only source of eviction order
-        self.row_order: LRU[Node] = LRU()
+        # with the tiers' order of checkpoints, the only source of eviction order
+        self.rows = TreeRows(kv, tiers, self.counters)
+        self.roots = self.rows.roots
 
     def match(self, namespace: bytes, tokens: Sequence[int], *, max_losses: int | None = None) -> Match:
         """Deepest point at which a sequence of ``tokens`` can resume. Mutates nothing. O(len(tokens)).
@@ -110,20 +110,7 @@ class PrefixCache:
         """
         root = hold.node.path()[0]
         hold.drop()
-        self._prune(root)
-
-    def allocate_rows(self, count: int) -> torch.Tensor:
-        """Take KV rows, evicting least recently used leaves as needed.
-
-        Raises:
-            CapacityError: running sequences hold too many; nothing was taken or evicted.
-        """
-        if not self._can_evict(count - self.kv.num_free):
-            free, total = self.kv.num_free, self.kv.num_rows
-            raise CapacityError(f"{count} KV rows wanted; {free} of {total} are free and too few can be evicted")
-        while self.kv.num_free < count:
-            self._evict_leaf()
-        return self.kv.allocate(count)
+        self.rows.prune(root)
 
     def publish(
         self,
@@ -169,7 +156,7 @@ class PrefixCache:
             self.tiers.verify(checkpoint, _chain(root.namespace, tokens))
         node = self._insert(root, found, hold, tokens, rows)
         hold.move(node)
-        self._touch_rows(node)
+        self.rows.touch(node)
         if checkpoint is not None:
             self._attach(node, checkpoint, dense=dense)
         return hold.rows()
@@ -193,18 +180,8 @@ class PrefixCache:
             if checkpoint.on_evict is not None:
                 checkpoint.on_evict()
             dropped += 1
-        while self.row_order.oldest(_leaf_may_go) is not None:
-            self._evict_leaf()
+        self.rows.flush()
         return dropped
-
-    def evictable_rows(self) -> int:
-        """Rows of the tree that no sequence holds. O(nodes)."""
-        return sum(len(node.tokens) for node in self.row_order if not node.locks)
-
-    def row_balance(self) -> Balance:
-        """Where the KV rows are; rows that a sequence owns itself count as locked."""
-        cached = self.evictable_rows()
-        return Balance(self.kv.num_free, cached, self.kv.num_rows - self.kv.num_free - cached, self.kv.num_rows)
 
     def _open(self, namespace: bytes, tokens: Sequence[int], match: Match) -> Opened:
         node = match.node or self.roots.setdefault(namespace, Root(namespace))
@@ -218,7 +195,7 @@ class PrefixCache:
         # checkpoint of a shared prefix alive and push out those that are used
         if match.node is not None and match.node.checkpoint is not None:
             self.tiers.order.touch(match.node.checkpoint)
-        self._touch_rows(node)
+        self.rows.touch(node)
         return Opened(hold, lease, match)
 
     def _live_slot(self, node: Node, namespace: bytes, tokens: Sequence[int], lineage: Lineage) -> SlotLease:
@@ -293,55 +270,21 @@ class PrefixCache:
         self.counters["checkpoints_published"] += 1
         self.tiers.keep(checkpoint, dense=dense)
 
-    def _touch_rows(self, node: Node) -> None:
-        # from the end up: no node is then older than one below it, and the oldest that is not locked is a leaf
-        for ancestor in node.path()[:0:-1]:
-            self.row_order.touch(ancestor)
-
-    def _can_evict(self, count: int) -> bool:
-        """Whether ``count`` rows of the tree can be evicted. O(nodes that it takes)."""
-        found = accumulate((len(node.tokens) for node in self.row_order if not node.locks), initial=0)
-        return any(rows >= count for rows in found)
-
     def _forget_state(self, node: Node, checkpoint: Checkpoint) -> None:
         """The tiers have taken a checkpoint's bytes back."""
         if node.checkpoint is checkpoint:
             node.checkpoint = None
             if node.is_leaf:
                 # rows that lead to no state can be part of no hit: they go first
-                self.row_order.demote(node)
+                self.rows.order.demote(node)
 
     def _drop_state(self, node: Node) -> None:
         assert node.checkpoint is not None
         self.tiers.discard(node.checkpoint)
         node.checkpoint = None
 
-    def _evict_leaf(self) -> None:
-        leaf = self.row_order.oldest(_leaf_may_go)
-        if leaf is None:
-            raise CapacityError("no KV rows can be evicted")
-        if leaf.checkpoint is not None:
-            self._drop_state(leaf)
-            self.counters["states_evicted"] += 1
-        self.kv.free(leaf.rows)
-        root = leaf.path()[0]
-        tree.remove_leaf(leaf)
-        self.row_order.discard(leaf)
-        self.counters["rows_evicted"] += len(leaf.tokens)
-        self._prune(root)
-
-    def _prune(self, root: Node) -> None:
-        assert isinstance(root, Root)
-        # a namespace that holds nothing leaves nothing behind, however many tenants come and go
-        if root.is_leaf and not root.locks:
-            self.roots.pop(root.namespace, None)
-
 
 def _chain(namespace: bytes, tokens: Sequence[int]) -> KeyChain:
     chain = KeyChain(namespace)
     chain.extend(tokens)
     return chain
-
-
-def _leaf_may_go(node: Node) -> bool:
-    return node.is_leaf and not node.locks and (node.checkpoint is None or not node.checkpoint.pins)

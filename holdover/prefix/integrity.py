@@ -44,7 +44,7 @@ def check_integrity(
     _check_keys(cache)
     _check_slots(cache, nodes, live_slots)
     _check_rows(cache, nodes, owned_rows)
-    balances = {"native": tiers.balance("native"), "packed": tiers.balance("compressed"), "row": cache.row_balance()}
+    balances = {"native": tiers.balance("native"), "packed": tiers.balance("compressed"), "row": cache.rows.balance()}
     for name, balance in balances.items():
         if balance.free + balance.cached + balance.locked != balance.total:
             raise IntegrityError(f"{name} pool does not balance: {balance}")
@@ -70,10 +70,10 @@ def _check_structure(nodes: Sequence[Node]) -> None:
 
 
 def _check_orders(cache: PrefixCache, nodes: Sequence[Node]) -> None:
-    lost = [node.depth for node in nodes if node not in cache.row_order]
-    if lost or len(cache.row_order) != len(nodes):
+    lost = [node.depth for node in nodes if node not in cache.rows.order]
+    if lost or len(cache.rows.order) != len(nodes):
         raise IntegrityError(f"nodes at depths {lost} have no place in the eviction order")
-    place = {id(node): i for i, node in enumerate(cache.row_order)}
+    place = {id(node): i for i, node in enumerate(cache.rows.order)}
     early = [n.depth for n in nodes if n.parent is not None and place.get(id(n.parent), len(place)) < place[id(n)]]
     if early:
         raise IntegrityError(f"nodes at depths {early} are newer in the eviction order than the nodes above them")

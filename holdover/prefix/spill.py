@@ -176,7 +176,7 @@ class Spill:
     def _publish(self, hold: Hold, entries: list[Entry], found: _Found, tokens: Sequence[int]) -> None:
         """Put the rows of every entry into the tree, each with its own lineage, and the state of the last."""
         cache, last, start = self.cache, entries[-1], hold.depth
-        fresh = cache.allocate_rows(last.name.depth - start)
+        fresh = cache.rows.allocate(last.name.depth - start)
         try:
             for entry in entries:
                 first = max(start, entry.name.parent_depth)

@@ -57,7 +57,7 @@ class Snapshot:
             running=core.num_running,
             waiting=core.num_waiting,
             slots=slots,
-            rows=core.cache.row_balance(),
+            rows=core.cache.rows.balance(),
             pool_bytes=sizes,
         )
 

@@ -13,6 +13,7 @@ from holdover.engine.step import Step
 from holdover.errors import CapacityError, CheckpointMismatchError
 from holdover.prefix import PrefixCache
 from holdover.prefix.policies import AnyOf, EndOfRequest, EveryN
+from holdover.prefix.rows import TreeRows
 from holdover.state import Lineage, SlotPool
 from holdover.store import KVPool, SlotAllocator, StateTiers
 from tests.arch.table import ARCHITECTURES
@@ -24,7 +25,7 @@ POINTS = [
     (StateTiers, "acquire"),
     (StateTiers, "snapshot"),
     (StateTiers, "donate"),
-    (PrefixCache, "allocate_rows"),
+    (TreeRows, "allocate"),
     (PrefixCache, "publish"),
     (SlotAllocator, "acquire"),
     (SlotPool, "reset"),
@@ -38,7 +39,7 @@ POINTS = [
     (Step, "convolve"),
     (Step, "recur"),
 ]
-ALLOCATIONS = ("open", "allocate_rows", "acquire", "allocate")
+ALLOCATIONS = ("open", "acquire", "allocate")
 
 
 def bench_with_requests() -> Bench:
@@ -91,7 +92,7 @@ def ids(value: object) -> str:
 # rows that a whole batch could not have are asked for once more by each; a state that cannot be kept is not kept
 SURVIVED = [
     (PrefixCache, "publish"),
-    (PrefixCache, "allocate_rows"),
+    (TreeRows, "allocate"),
     (StateTiers, "donate"),
     (KVPool, "allocate"),
 ]

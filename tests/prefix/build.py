@@ -100,7 +100,7 @@ class World:
             tokens = sequence.pending
         ahead = sequence.pending[: len(tokens)]
         tokens = ahead or list(tokens)
-        fresh = self.cache.allocate_rows(len(tokens))
+        fresh = self.cache.rows.allocate(len(tokens))
         del sequence.pending[: len(ahead)]
         sequence.tokens += tokens
         sequence.rows = torch.cat([sequence.rows, fresh])

@@ -267,7 +267,7 @@ def test_state_with_a_layer_not_written_cannot_be_published(layer, path):
     sequence = world.open(TEN)
     world.run(sequence, TEN[:4])
     world.checkpoint(sequence)
-    fresh = world.cache.allocate_rows(1)
+    fresh = world.cache.rows.allocate(1)
     rows = torch.cat([sequence.rows, fresh])
     checkpoint = world.tiers.donate(sequence.lease) if path == "torn-later" else None
     slot = sequence.lease.slot if checkpoint is None else checkpoint.slot

@@ -59,11 +59,11 @@ def test_ancestors_that_nobody_uses_leave_before_states_that_are_used():
 @pytest.mark.parametrize(("verb", "extra"), [("match", ()), ("has_state", (EXACT,))])
 def test_looking_changes_no_order_and_no_lock(verb, extra):
     world = served(PROMPTS)
-    before = order(world), [node.depth for node in world.cache.row_order]
+    before = order(world), [node.depth for node in world.cache.rows.order]
     for prompt in PROMPTS[::-1]:
         getattr(world.cache, verb)(A, [*prompt, 9], *extra)
         getattr(world.cache, verb)(B, [*prompt, 9], *extra)
-    assert (order(world), [node.depth for node in world.cache.row_order]) == before
+    assert (order(world), [node.depth for node in world.cache.rows.order]) == before
     world.check()
     assert list(world.cache.roots) == [A]
 
@@ -101,7 +101,7 @@ def test_least_recently_used_leaf_gives_its_rows_first(used):
     world = served(PROMPTS[:3], rows=9)
     world.abort(world.open([*PROMPTS[used], 9]))
     victims = [prompt for prompt in PROMPTS[:3] if prompt != PROMPTS[used]]
-    rows = world.cache.allocate_rows(1)
+    rows = world.cache.rows.allocate(1)
     assert world.depths([*victims[0], 9]) == (0, 0)
     assert world.depths([*victims[1], 9]) == (3, 3)
     assert len(order(world)) == 2, "a state without rows is no hit, and must not keep its slot"
@@ -118,7 +118,7 @@ def test_rows_that_lead_to_no_state_leave_before_older_rows_that_do():
     world.cache.tiers.acquire(LIVE).release()
     assert order(world) == PROMPTS[1:3]
     world.abort(sequence)
-    world.kv.free(world.cache.allocate_rows(4))
+    world.kv.free(world.cache.rows.allocate(4))
     assert world.depths([*PROMPTS[0], 9]) == (0, 0)
     assert world.depths([*PROMPTS[1], 9]) == (3, 3)
     world.check()
@@ -126,11 +126,11 @@ def test_rows_that_lead_to_no_state_leave_before_older_rows_that_do():
 
 def test_a_branch_is_evicted_leaf_by_leaf_and_its_trunk_last():
     world = served([[1, 2], [1, 2, 3], [1, 2, 3, 4]], rows=4)
-    rows = [world.cache.allocate_rows(1)]
+    rows = [world.cache.rows.allocate(1)]
     assert world.depths([1, 2, 3, 4]) == (3, 3)
-    rows.append(world.cache.allocate_rows(1))
+    rows.append(world.cache.rows.allocate(1))
     assert world.depths([1, 2, 3, 4]) == (2, 2)
-    rows.append(world.cache.allocate_rows(2))
+    rows.append(world.cache.rows.allocate(2))
     assert world.depths([1, 2, 3, 4]) == (0, 0)
     assert not world.cache.roots
     assert world.cache.counters["rows_evicted"] == 4
@@ -145,12 +145,12 @@ def test_rows_that_a_sequence_holds_cannot_be_evicted_and_the_attempt_evicts_not
     sequence = world.open(TEN)
     before = set(world.rows()), world.states()
     with pytest.raises(CapacityError, match="3 KV rows wanted"):
-        world.cache.allocate_rows(3)
+        world.cache.rows.allocate(3)
     assert (set(world.rows()), world.states()) == before
-    assert world.cache.row_balance() == (0, 2, 6, 8)
+    assert world.cache.rows.balance() == (0, 2, 6, 8)
     world.abort(sequence)
-    assert world.cache.row_balance() == (0, 8, 0, 8)
-    world.kv.free(world.cache.allocate_rows(wanted))
+    assert world.cache.rows.balance() == (0, 8, 0, 8)
+    world.kv.free(world.cache.rows.allocate(wanted))
     world.check()
 
 
@@ -159,10 +159,10 @@ def test_the_oldest_row_entry_is_always_a_leaf():
     world.serve(TEN, stops=range(1, 10))
     world.serve([*TEN[:5], 50, 51], stops=(6,))
     world.serve([*TEN[:2], 60])
-    while world.cache.row_order:
-        oldest = next(iter(world.cache.row_order))
+    while world.cache.rows.order:
+        oldest = next(iter(world.cache.rows.order))
         assert oldest.is_leaf
-        world.cache._evict_leaf()
+        world.cache.rows._evict_leaf()
         world.check()
 
 

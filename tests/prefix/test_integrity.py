@@ -59,17 +59,17 @@ def empty_edge(w):
 
 @damage
 def row_order_lost_a_node(w):
-    w.cache.row_order.discard(w.node(TEN[:8]))
+    w.cache.rows.order.discard(w.node(TEN[:8]))
 
 
 @damage
 def row_order_has_a_stranger(w):
-    w.cache.row_order.touch(Root(b""))
+    w.cache.rows.order.touch(Root(b""))
 
 
 @damage
 def row_order_has_a_parent_before_its_child(w):
-    w.cache.row_order.demote(w.node(TEN[:4]))
+    w.cache.rows.order.demote(w.node(TEN[:4]))
 
 
 @damage
@@ -205,6 +205,6 @@ def test_a_caller_that_miscounts_is_told(world, holds, owned_rows, live_slots):
 
 
 def test_the_check_changes_nothing(world):
-    before = list(world.rows()), world.states(), [node.depth for node in world.cache.row_order]
+    before = list(world.rows()), world.states(), [node.depth for node in world.cache.rows.order]
     world.check()
-    assert (list(world.rows()), world.states(), [node.depth for node in world.cache.row_order]) == before
+    assert (list(world.rows()), world.states(), [node.depth for node in world.cache.rows.order]) == before

@@ -62,7 +62,7 @@ class TwinnedWorld(World):
         super().check()
         assert self.states() == self.twin.states
         assert set(self.rows()) == self.twin.rows
-        assert self.cache.evictable_rows() == self.twin.evictable_rows
+        assert self.cache.rows.evictable() == self.twin.evictable_rows
         assert self.cache.tiers.balance("native").free == self.twin.num_free
 
     @contextmanager

@@ -35,6 +35,8 @@ def test_imports_are_declared() -> None:
 
 def test_dev_brings_what_the_tests_use() -> None:
     pinned = declared([line for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1] not in "#"])
-    assert declared(PROJECT["optional-dependencies"]["dev"]) - {"holdover", "packaging", "pre-commit", "triton"} <= pinned
+    assert (
+        declared(PROJECT["optional-dependencies"]["dev"]) - {"holdover", "packaging", "pre-commit", "triton"} <= pinned
+    )
     assert declared(PROJECT["optional-dependencies"]["server"]) <= pinned
     assert declared(PROJECT["dependencies"]) - {"torch"} <= pinned

@@ -54,7 +54,7 @@ class Live:
         """Fail unless the engine is idle and every pool balances, with nothing live."""
         self.settle()
         self.on_engine(lambda core: core.check_integrity())
-        slots, rows = self.on_engine(lambda core: (core.cache.tiers.balance("native"), core.cache.row_balance()))
+        slots, rows = self.on_engine(lambda core: (core.cache.tiers.balance("native"), core.cache.rows.balance()))
         assert slots.locked == 0, slots
         assert rows.locked == 0, rows
 

@@ -1,0 +1,96 @@
+"""The tree's KV rows: taking more of the pool, and who has to go for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import accumulate
+
+import torch
+
+from holdover.errors import CapacityError
+from holdover.prefix import tree
+from holdover.prefix.tree import Node, Root
+from holdover.store import LRU, Balance, KVPool, StateTiers
+
+
+class TreeRows:
+    """Rows that the trees of all namespaces hold, and the order in which they are given up.
+
+    Leaves go only, and a checkpoint goes with its node's rows.
+
+    Args:
+        kv: KV rows, shared by running sequences and the trees.
+        tiers: where the nodes' checkpoints are.
+        counters: counts what is evicted.
+    """
+
+    def __init__(self, kv: KVPool, tiers: StateTiers, counters: Counter[str]) -> None:
+        self.kv = kv
+        self.roots: dict[bytes, Root] = {}
+        # every node stands in it exactly once
+        self.order: LRU[Node] = LRU()
+        self._tiers = tiers
+        self._counters = counters
+
+    def allocate(self, count: int) -> torch.Tensor:
+        """Take KV rows, evicting least recently used leaves as needed.
+
+        Raises:
+            CapacityError: running sequences hold too many; nothing was taken or evicted.
+        """
+        if not self._can_evict(count - self.kv.num_free):
+            free, total = self.kv.num_free, self.kv.num_rows
+            raise CapacityError(f"{count} KV rows wanted; {free} of {total} are free and too few can be evicted")
+        while self.kv.num_free < count:
+            self._evict_leaf()
+        return self.kv.allocate(count)
+
+    def touch(self, node: Node) -> None:
+        """Make the whole path to a node the most recently used: all of its rows were read."""
+        # from the end up: no node is then older than one below it, and the oldest that is not locked is a leaf
+        for ancestor in node.path()[:0:-1]:
+            self.order.touch(ancestor)
+
+    def evictable(self) -> int:
+        """Rows that no sequence holds. O(nodes)."""
+        return sum(len(node.tokens) for node in self.order if not node.locks)
+
+    def balance(self) -> Balance:
+        """Where the KV rows are; rows that a sequence owns itself count as locked."""
+        cached, free, total = self.evictable(), self.kv.num_free, self.kv.num_rows
+        return Balance(free, cached, total - free - cached, total)
+
+    def flush(self) -> None:
+        """Evict all that no sequence holds or pins."""
+        while self.order.oldest(_leaf_may_go) is not None:
+            self._evict_leaf()
+
+    def prune(self, root: Node) -> None:
+        """Forget a namespace that holds nothing: none is left behind, however many tenants come and go."""
+        assert isinstance(root, Root)
+        if root.is_leaf and not root.locks:
+            self.roots.pop(root.namespace, None)
+
+    def _can_evict(self, count: int) -> bool:
+        """Whether ``count`` rows can be evicted. O(nodes that it takes)."""
+        found = accumulate((len(node.tokens) for node in self.order if not node.locks), initial=0)
+        return any(rows >= count for rows in found)
+
+    def _evict_leaf(self) -> None:
+        leaf = self.order.oldest(_leaf_may_go)
+        if leaf is None:
+            raise CapacityError("no KV rows can be evicted")
+        if leaf.checkpoint is not None:
+            self._tiers.discard(leaf.checkpoint)
+            leaf.checkpoint = None
+            self._counters["states_evicted"] += 1
+        self.kv.free(leaf.rows)
+        root = leaf.path()[0]
+        tree.remove_leaf(leaf)
+        self.order.discard(leaf)
+        self._counters["rows_evicted"] += len(leaf.tokens)
+        self.prune(root)
+
+
+def _leaf_may_go(node: Node) -> bool:
+    return node.is_leaf and not node.locks and (node.checkpoint is None or not node.checkpoint.pins)

@@ -81,6 +81,9 @@ def calibrate(
     loaded = measuring.load_model(model, dtype, device, threads)
     assert loaded.files is not None
     decay = read_decay(loaded.files)
+    path = user_plan(decay.fingerprint) if output is None else output
+    if path.exists() and not force:
+        raise PlanError(f"{path} exists: choose another file with -o, or overwrite it with --force")
     plans = {w: RetentionPlan.of(decay, w, gate_input=gate_input, epsilon=epsilon) for w in cutoffs}
     samples = _measure(loaded, list(plans.values()), content, design)
     points = [one.point() for one in samples]
@@ -102,10 +105,13 @@ def calibrate(
         text_digest=hashlib.sha256(content.encode()).hexdigest(),
         design=design,
     )
-    path = user_plan(decay.fingerprint) if output is None else output
     write_plan(plan, path)
     kept = plan.offsets[-1]
-    typer.echo(f"chose W_max {plan.w_max}, which keeps {kept:,} of {plan.units:,} units; wrote {path}")
+    cost = f"{size(chosen.checkpoint_bytes)}, restored in {chosen.restore_ms:.1f} ms"
+    typer.echo(
+        f"chose W_max {plan.w_max}, which keeps {kept:,} of {plan.units:,} units, with refresh {chosen.refresh} and "
+        f"{chosen.element} elements: {cost}; wrote {path}"
+    )
 
 
 def register(app: typer.Typer) -> None:

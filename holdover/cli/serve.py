@@ -174,14 +174,15 @@ def _compression(engine: Engine) -> list[str]:
         )
     lines.append(f"plan       {engine.planned.note}")
     if (gate := gate_of(options)) is not None:
-        lines.append(f"quality    {gate}")
+        text, is_within = gate
+        lines.append(f"quality    {text}" if is_within else f"warning    {text}")
     return lines
 
 
 def _shelves(engine: Engine) -> list[str]:
     options, lines = engine.options, []
     if options.host_budget is not None:
-        lines.append(f"host       {_mib(options.host_budget)} of memory for checkpoints below")
+        lines.append(f"host       {_mib(options.host_budget)} of memory for checkpoints that leave the slots")
     if options.spill_dir is not None:
         lines.append(f"disk       {options.spill_dir}, up to {_mib(options.spill_budget)}")
     return lines

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from holdover.codec import Arrangement, Codec
 from holdover.engine.core import EngineCore, Limits
@@ -52,6 +54,8 @@ class EngineOptions:
         packed_slots: packed slots, likewise.
         dense_spill: whether checkpoints may stay dense while no packed slot is free.
         watermark: native slots to keep free by demotions ahead of need.
+        packed_above: depth up to which checkpoints are not packed; None for the longest horizon that the plan omits
+            where nothing is refreshed, and any depth otherwise.
         max_losses: most lossy restores that a resumed state may have in its past; None for any number.
         shadow_share: share of approximate hits to compute again exactly.
         shadow_gate: P95 of the KL in nats beyond which shadow runs make the engine exact; None to measure only.
@@ -79,6 +83,7 @@ class EngineOptions:
     packed_slots: int | None = None
     dense_spill: bool = True
     watermark: int = 1
+    packed_above: int | None = None
     max_losses: int | None = None
     shadow_share: float = 0.0
     shadow_gate: float | None = None
@@ -96,12 +101,26 @@ class EngineOptions:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.spill_lag < 0 or self.watermark < 0:
             raise ConfigError(f"spill_lag ({self.spill_lag}) and watermark ({self.watermark}) cannot be negative")
-        if self.packed_slots is not None and not self.is_compressed:
-            raise ConfigError("packed_slots are for packed checkpoints: give a plan or an element as well")
+        for name, allowed in (("element", get_args(Element)), ("refresh", get_args(RefreshPolicy))):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        if self.max_losses is not None and self.max_losses < 0:
+            raise ConfigError(f"max_losses cannot be negative, got {self.max_losses}")
         if not 0 <= self.shadow_share <= 1:
             raise ConfigError(f"shadow_share must be between 0 and 1, got {self.shadow_share}")
+
+    def check_whole(self) -> None:
+        """Check what only makes sense together, once the plan is chosen.
+
+        Raises:
+            ConfigError: an option is for packed checkpoints, and there are none.
+        """
+        if self.packed_slots is not None and not self.is_compressed:
+            raise ConfigError("packed slots are for packed checkpoints: give a plan or an element as well")
         if self.refresh == "suffix" and self.plan is None:
             raise ConfigError("refresh=suffix recovers units that a retention plan omits: give a plan as well")
+        if self.shadow_share and not self.is_compressed:
+            raise ConfigError("the shadow check compares approximate hits: give a plan or an element as well")
 
     @property
     def is_compressed(self) -> bool:
@@ -123,6 +142,7 @@ def build_core(host: Host, options: EngineOptions, identity: str = "") -> tuple[
     Raises:
         ConfigError: a budget is too small for one sequence, or the spill directory cannot be used.
     """
+    options.check_whole()
     layout = host.layout
     max_context = min(layout.max_context, options.max_context or layout.max_context)
     codec = _codec(host, options)
@@ -176,7 +196,16 @@ def _tiers(host: Host, options: EngineOptions, codec: Codec | None, memory: Memo
     if codec is not None:
         pool = PackedPool(codec, memory.num_packed, host.device)
         packed = SlotAllocator(pool, "compressed", poison=options.poison)
-    return StateTiers(native, packed, mover_for(host.device), TierOptions(options.dense_spill, options.watermark))
+    tiers = TierOptions(options.dense_spill, options.watermark, _packed_above(options))
+    return StateTiers(native, packed, mover_for(host.device), tiers)
+
+
+def _packed_above(options: EngineOptions) -> int:
+    """Depth up to which packing would leave out what is not forgotten yet, and nothing would recover it."""
+    if options.packed_above is not None:
+        return options.packed_above
+    has_gaps = options.plan is not None and options.refresh == "none"
+    return options.plan.replay_window(sys.maxsize) if has_gaps and options.plan is not None else 0
 
 
 def _spill(cache: PrefixCache, options: EngineOptions, identity: str) -> Spill:
@@ -184,8 +213,14 @@ def _spill(cache: PrefixCache, options: EngineOptions, identity: str) -> Spill:
     if options.host_budget is not None:
         shelves.append(HostShelf(options.host_budget))
     if options.spill_dir is not None:
+        least = cache.tiers.codec.nbytes + cache.kv.layout.bytes_per_token
+        if options.spill_budget < least:
+            raise ConfigError(
+                f"a spill budget of {options.spill_budget} bytes cannot hold one checkpoint of {least}; nothing in "
+                f"{options.spill_dir} was touched. Raise --spill-budget"
+            )
         # entries of another model, dtype or codec are another's: they are never looked at
         parts = (identity, cache.kv.layout.digest, cache.tiers.codec.digest)
         name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-        shelves.append(Directory(options.spill_dir, budget=options.spill_budget, identity=name))
+        shelves.append(Directory(Path(options.spill_dir), budget=options.spill_budget, identity=name))
     return Spill(cache, shelves, SpillWriter(shelves, lag=options.spill_lag))

@@ -290,10 +290,9 @@ class EngineCore:
         if self.shadow is None or sequence.num_generated:
             return
         self.shadow.judge(sequence, logits)
-        if self.shadow.tripped:
+        if self.shadow.stats.tripped:
             self._residence.max_losses = 0
-        # a shadow must not stand in the way of a request
-        if not self._waiting and (shadow := self.shadow.sample(sequence, logits)) is not None:
+        if (shadow := self.shadow.sample(sequence, logits)) is not None:
             self._waiting.append(shadow)
 
     def _take(self, sequence: Sequence, best: int, logits: torch.Tensor) -> Update:

@@ -72,7 +72,7 @@ class Engine:
             HoldoverError: the model, the plan or an option cannot be used; the message says why.
         """
         # what is wrong with an option is said before minutes of loading
-        chosen = EngineOptions(**options)
+        chosen = EngineOptions(**options, element=element or "full", refresh=refresh or "none")
         loaded = load(model, dtype=chosen.dtype, device=chosen.device)
         planned = choose_plan(loaded, plan)
         engine = cls(loaded, with_plan(chosen, planned, element=element, refresh=refresh))

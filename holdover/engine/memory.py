@@ -96,6 +96,10 @@ def plan_memory(
     staging = needs.staging * record
     slots, packed = _split_state(layout, needs, budget - staging, bounded=state_budget is not None)
     least = 1 + needs.scratch
+    if needs.native_slots is not None and needs.native_slots < least:
+        raise ConfigError(
+            f"{needs.native_slots} native slots are too few: one sequence and the scratch state need {least}"
+        )
     if slots < least:
         need = SlotPool.bytes_for(layout.state, least) + staging
         parts = "its slot and the padding slot" + (", a scratch slot" if needs.scratch else "")

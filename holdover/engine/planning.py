@@ -10,7 +10,7 @@ from holdover.engine.hf.loader import Loaded
 from holdover.errors import PlanError
 from holdover.retention import Element, RefreshPolicy, RetentionPlan
 from holdover.retention.decay import read_decay
-from holdover.retention.plan_file import find_plan, read_plan
+from holdover.retention.plan_file import find_plans, read_plan
 
 AUTO = "auto"
 
@@ -49,18 +49,21 @@ def choose_plan(loaded: Loaded, wanted: str | Path | None) -> Planned:
     if str(wanted) != AUTO:
         plan = read_plan(Path(wanted).expanduser())
         plan.check_fits(fingerprint, loaded.host.layout.state)
-        return Planned(plan, f"plan {wanted}, W_max {plan.w_max}", _doubts(plan, loaded))
-    path = find_plan(loaded.files.path, fingerprint)
-    if path is None:
-        return Planned(None, "dense checkpoints: no plan was found (make one with holdover calibrate)")
-    try:
-        plan = read_plan(path)
-        plan.check_fits(fingerprint, loaded.host.layout.state)
-    except PlanError as error:
-        return Planned(None, f"dense checkpoints: {path.name} was passed over", (str(error),))
-    if doubts := _doubts(plan, loaded):
-        return Planned(None, f"dense checkpoints: {path.name} was passed over", doubts)
-    return Planned(plan, f"{path.name} beside the model or the user's, W_max {plan.w_max}")
+        return Planned(plan, f"{wanted}, W_max {plan.w_max}", _doubts(plan, loaded))
+    passed_over: list[str] = []
+    for path in find_plans(loaded.files.path, fingerprint):
+        try:
+            plan = read_plan(path)
+            plan.check_fits(fingerprint, loaded.host.layout.state)
+            doubts = _doubts(plan, loaded)
+        except PlanError as error:
+            doubts = (str(error),)
+        if not doubts:
+            return Planned(plan, f"{path}, W_max {plan.w_max}", tuple(passed_over))
+        passed_over += [f"{path} was passed over: {doubt}" for doubt in doubts]
+    return Planned(
+        None, "dense checkpoints: no gated plan was found (holdover calibrate makes one)", tuple(passed_over)
+    )
 
 
 def with_plan(
@@ -82,21 +85,22 @@ def with_plan(
     )
 
 
-def gate_of(options: EngineOptions) -> str | None:
-    """What was measured at the point at which ``options`` serve, or why nothing was; None without a plan."""
-    if options.plan is None:
+def gate_of(options: EngineOptions) -> tuple[str, bool] | None:
+    """What was measured at the point at which ``options`` serve, and whether that is within the budget.
+
+    None without a plan, or where its gate is missing.
+    """
+    gate = options.plan.quality if options.plan is not None else None
+    if options.plan is None or gate is None:
         return None
-    gate = options.plan.quality
-    if gate is None:
-        return "no quality gate is recorded: run holdover calibrate"
     points = (gate.chosen, *gate.sweep)
     wanted = (options.plan.w_max, options.refresh, options.element)
     point = next((p for p in points if (p.w_max, p.refresh, p.element) == wanted), None)
     if point is None:
-        return f"refresh={options.refresh} with {options.element} elements was not measured by the plan's gate"
+        return f"refresh={options.refresh} with {options.element} elements was not measured by the plan's gate", False
     verdict = "within" if point.p95_kl <= gate.budget else "above"
     kl = f"KL to exact {point.mean_kl:.2g} mean, {point.p95_kl:.2g} P95, {point.first_kl:.2g} at the first token"
-    return f"{kl}: {verdict} the budget of {gate.budget:g} (P95)"
+    return f"{kl}: {verdict} the budget of {gate.budget:g} (P95)", point.p95_kl <= gate.budget
 
 
 def _doubts(plan: RetentionPlan, loaded: Loaded) -> tuple[str, ...]:

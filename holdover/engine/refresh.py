@@ -13,6 +13,7 @@ from holdover.engine.sequence import Sequence
 from holdover.engine.stats import EngineStats
 from holdover.engine.step import KVMode, Span, StateMode
 from holdover.retention import RetentionPlan
+from holdover.state import EXACT, Lineage
 from holdover.store import LeaseState, StateTiers
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,8 @@ class SuffixRefresh:
         place, start = sequence.place, time.perf_counter()
         depth = sequence.computed
         try:
-            count = self.run(place.lease.slot, sequence.tokens[:depth], place.rows.view(end=depth))
+            rows, rows_lineage = place.rows.view(end=depth), place.hold.node.path_lineage()
+            count = self.run(place.lease.slot, sequence.tokens[:depth], rows, rows_lineage)
             place.hold.lineage = self._tiers.native.pool.header(place.lease.slot).lineage
         except Exception:
             logger.exception("omitted units of request %s were not refreshed", sequence.request.id)
@@ -56,17 +58,19 @@ class SuffixRefresh:
         stats.refresh_seconds += seconds
         return count, seconds
 
-    def run(self, slot: int, tokens: Tokens[int], rows: torch.Tensor) -> int:
+    def run(self, slot: int, tokens: Tokens[int], rows: torch.Tensor, rows_lineage: Lineage = EXACT) -> int:
         """Refresh the omitted units of a slot that was restored from a packed checkpoint of all of ``tokens``.
 
         The last W_replay tokens (Eq. 7) run from an empty state, while attention reads the cached rows, also inside
         the window; nothing of their keys, values and conv state is kept. Then only the omitted units are copied.
-        Mutates the slot's omitted units and its lineage.
+        A replay of all tokens is an ordinary prefill on cached rows: then the whole state is taken, with the rows'
+        lineage. Mutates the slot and its lineage.
 
         Args:
             slot: the live slot.
             tokens: every token that its state has seen.
             rows: the KV row of each, int64.
+            rows_lineage: how the rows came to be.
 
         Returns:
             Tokens replayed; 0 if the plan omits nothing.
@@ -76,5 +80,8 @@ class SuffixRefresh:
         if window:
             span = Span(self._scratch.slot, tokens[depth - window :], depth - window, rows)
             self._runner.run([span], kv=KVMode.DISCARD, state=StateMode.SCRATCH)
-            self._tiers.copy_refreshed(self._scratch.slot, slot)
+            if window == depth:
+                self._tiers.copy_whole(self._scratch.slot, slot, rows_lineage)
+            else:
+                self._tiers.copy_refreshed(self._scratch.slot, slot)
         return window

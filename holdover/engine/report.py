@@ -51,6 +51,6 @@ def _reason(request: Request, total: int, kv: int, state: int) -> str:
         return f"miss: KV is cached for {kv} of {total} tokens, but no {kind} of the state lies at or below that"
     if state >= kv or state >= total - 1:
         return f"hit: resumed at {state} of {total} tokens"
-    return (
-        f"hit: resumed at {state} of {total} tokens; KV reaches {kv}, but no deeper checkpoint of the state is cached"
-    )
+    kind = "exact checkpoint" if request.exact else "checkpoint that may be resumed"
+    limit = f"KV reaches {kv}, but no deeper {kind} lies below the last token"
+    return f"hit: resumed at {state} of {total} tokens; {limit}"

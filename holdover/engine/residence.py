@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from holdover.engine.sequence import Place, Sequence
+from holdover.errors import CapacityError
 from holdover.prefix import Match, PrefixCache, check_integrity
 from holdover.prefix.spill import Spill
 
@@ -64,7 +65,8 @@ class Residence:
 
     def has_state(self, sequence: Sequence) -> bool:
         """Whether the cache has a state of what the sequence has computed that is as good as its own would be."""
-        lineage = self.cache.tiers.restored(sequence.place.hold.lineage, dense=sequence.request.exact)
+        lineage, depth = sequence.place.hold.lineage, sequence.computed
+        lineage = self.cache.tiers.restored(lineage, depth, dense=sequence.request.exact)
         return self.cache.has_state(sequence.namespace, sequence.tokens[: sequence.computed], lineage)
 
     def keep_state(self, sequence: Sequence) -> None:
@@ -96,6 +98,8 @@ class Residence:
         try:
             if keep:
                 self._donate(place, tokens, with_state=with_state, dense=sequence.request.exact)
+        except CapacityError as error:
+            logger.debug("state at depth %d was not kept: %s", len(tokens), error)
         except Exception:
             logger.exception("state at depth %d was not kept", len(tokens))
         finally:

@@ -1,7 +1,7 @@
 """Shadow check: a sampled share of approximate hits is computed again exactly, and the two answers are compared.
 
 The exact run is an ordinary request of one token that may only resume from exact states, so it is scheduled like any
-other, and what it computes replaces approximate rows and states in the cache. It is started only while nothing waits.
+other, and what it computes replaces approximate rows and states in the cache. At most two are under way at a time.
 
 The gate bounds the 95th percentile of the KL, so one answer in twenty may lie above it. The check trips when so many do
 that a plan which meets its gate would hardly ever show them: more than three standard deviations beyond that share.
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 # share of answers that may lie above a bound on the 95th percentile
 _ALLOWED = 0.05
+_MOST_PENDING = 2
 
 
 @dataclass
@@ -35,13 +36,17 @@ class ShadowStats:
         checked: approximate hits whose exact answer was computed.
         kl_sum: sum of their KL divergences in nats, exact to approximate, at the first generated token.
         kl_max: the largest of them.
+        skipped: chosen hits that were not checked because enough checks were under way.
         over_gate: how many were above the gate.
+        tripped: whether the gate was found not to hold.
     """
 
     checked: int = 0
     kl_sum: float = 0.0
     kl_max: float = 0.0
+    skipped: int = 0
     over_gate: int = 0
+    tripped: bool = False
 
 
 @dataclass
@@ -53,14 +58,12 @@ class ShadowCheck:
         gate: P95 of the KL in nats beyond which approximate states are not resumed any more; None to measure only.
         least: checks before anything is concluded.
         stats: what was found.
-        tripped: whether the gate was found not to hold.
     """
 
     share: float
     gate: float | None = None
     least: int = 20
     stats: ShadowStats = field(default_factory=ShadowStats)
-    tripped: bool = False
     # log-probabilities by the id of the shadow that is to compute them exactly
     _approximate: dict[str, torch.Tensor] = field(default_factory=dict)
     _ids: set[str] = field(default_factory=set)
@@ -75,6 +78,9 @@ class ShadowCheck:
             logits: of its first token, ``[vocabulary]``.
         """
         if sequence.place.hold.lineage.is_exact or self._random.random() >= self.share:
+            return None
+        if len(self._ids) >= _MOST_PENDING:
+            self.stats.skipped += 1
             return None
         request_id = f"{sequence.request.id}/shadow-{next(self._numbers)}"
         self._ids.add(request_id)
@@ -100,9 +106,9 @@ class ShadowCheck:
     def _conclude(self, gate: float) -> None:
         checked, over = self.stats.checked, self.stats.over_gate
         expected = _ALLOWED * checked
-        if self.tripped or checked < self.least or over <= expected + 3 * math.sqrt(expected * (1 - _ALLOWED)):
+        if self.stats.tripped or checked < self.least or over <= expected + 3 * math.sqrt(expected * (1 - _ALLOWED)):
             return
-        self.tripped = True
+        self.stats.tripped = True
         logger.error("shadow check: KL above the gate of %.3g in %d of %d hits: exact from now on", gate, over, checked)
 
     def hide(self, updates: list[Update]) -> list[Update]:

@@ -53,7 +53,8 @@ class Spill:
         self.cache = cache
         self.shelves = shelves
         self.writer = writer
-        self.counters: Counter[str] = Counter()
+        names = ("not_spilled", "passed_over", "no_room", *(f"fetched_{shelf.tier}" for shelf in shelves))
+        self.counters: Counter[str] = Counter(dict.fromkeys(names, 0))
 
     def store(self, node: Node) -> None:
         """Write the checkpoint at a node through to the shelves, with the rows above the entry that it continues.
@@ -61,7 +62,9 @@ class Spill:
         Waits while more entries than the writer's lag are unwritten. A failure costs the copy, not the request.
         """
         checkpoint = node.checkpoint
-        if checkpoint is None:
+        tiers = self.cache.tiers
+        # an entry is packed: where that is not allowed, there is none
+        if checkpoint is None or (tiers.packed is not None and not tiers.is_packable(node.depth)):
             return
         losses = checkpoint.header.lineage.worst(node.path_lineage()).losses
         if node.spilled is not None and node.spilled.losses <= losses and self._is_kept(node.spilled):
@@ -84,7 +87,7 @@ class Spill:
         """
         match = self.cache.match(namespace, tokens, max_losses=max_losses)
         for found in self._candidates(namespace, tokens, match.state_depth):
-            losses = self.cache.tiers.restored(found.lineage).losses
+            losses = self.cache.tiers.restored(found.lineage, found.name.depth).losses
             is_better = found.name.depth > match.state_depth or losses < match.lineage.losses
             if not is_better or (max_losses is not None and losses > max_losses):
                 continue

@@ -24,6 +24,7 @@ from holdover.retention.quality import QualityGate
 
 # Eq. 7: the shortest window that is replayed
 _SHORTEST_WINDOW = 4
+_LONGEST_WINDOW = 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +58,8 @@ class RetentionPlan:
     quality: QualityGate | None = None
 
     def __post_init__(self) -> None:
-        if self.w_max < _SHORTEST_WINDOW:
-            raise PlanError(f"w_max is {self.w_max}; wanted at least {_SHORTEST_WINDOW} tokens")
+        if not isinstance(self.w_max, int) or not _SHORTEST_WINDOW <= self.w_max <= _LONGEST_WINDOW:
+            raise PlanError(f"w_max is {self.w_max}; wanted {_SHORTEST_WINDOW} to {_LONGEST_WINDOW} tokens")
         if len(self.horizons) != len(self.retained) or not all(map(_is_mask_of, self.retained, self.horizons)):
             raise PlanError("a plan needs a float32 horizon and a bool mask element for every unit of every layer")
 
@@ -108,6 +109,8 @@ class RetentionPlan:
         if tuple(len(x) for x in horizons) != layout.units_per_layer:
             raise PlanError(f"horizons of {[len(x) for x in horizons]} units for layers of {layout.units_per_layer}")
         kept = tuple(x.float() for x in horizons)
+        if not w_max <= _LONGEST_WINDOW:
+            raise PlanError(f"w_max is {w_max}; wanted at most {_LONGEST_WINDOW} tokens")
         if any(bool(x.isnan().any()) for x in kept):
             raise PlanError("a horizon is not a number: the model's decay parameters are damaged")
         masks = tuple(x > w_max for x in kept)
@@ -190,6 +193,8 @@ class RetentionPlan:
         """
         if self.layout != layout.shape_digest:
             raise PlanError("the plan was made for another layout of recurrent state: make one with holdover plan")
+        if tuple(len(mask) for mask in self.retained) != layout.units_per_layer:
+            raise PlanError("the plan's masks are not one entry a unit of this layout: make one with holdover plan")
         if self.model != model:
             raise PlanError("the plan was made for another model's weights: make one with holdover plan")
 

@@ -74,8 +74,8 @@ def read_plan(path: Path) -> RetentionPlan:
     return plan
 
 
-def find_plan(model_dir: Path, fingerprint: str, user_dir: Path | None = None) -> Path | None:
-    """Where the plan of a model is: beside it, else in the user's directory; None if in neither.
+def find_plans(model_dir: Path, fingerprint: str, user_dir: Path | None = None) -> list[Path]:
+    """Where plans of a model are: beside it, then in the user's directory.
 
     Args:
         model_dir: the model's directory; it need not exist (a remote model).
@@ -83,7 +83,7 @@ def find_plan(model_dir: Path, fingerprint: str, user_dir: Path | None = None) -
         user_dir: the user's directory; `user_plans` if None.
     """
     places = (model_dir / PLAN_NAME, user_plan(fingerprint, user_dir))
-    return next((place for place in places if place.is_file()), None)
+    return [place for place in places if place.is_file()]
 
 
 def user_plan(fingerprint: str, user_dir: Path | None = None) -> Path:

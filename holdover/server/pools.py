@@ -80,7 +80,7 @@ class PoolCollector(Collector):
 def _counters(now: Snapshot) -> Iterator[Metric]:
     stats, cache = now.stats, now.cache
     yield _counter("prompt_tokens", "Prompt tokens of admitted requests.", stats.prompt_tokens)
-    yield _counter("hit_tokens", "Prompt tokens that a checkpoint saved from being computed.", stats.hit_tokens)
+    yield _counter("hit_tokens", "Prompt tokens below the depth at which requests resumed.", stats.hit_tokens)
     yield _counter("preemptions", "Times a request gave its memory up to an older one.", stats.preemptions)
     yield _counter("checkpoints_published", "Checkpoints put into the cache.", cache.get("checkpoints_published", 0))
     yield _counter("checkpoints_skipped", "Checkpoints not taken for want of a slot.", stats.checkpoints_skipped)
@@ -89,7 +89,9 @@ def _counters(now: Snapshot) -> Iterator[Metric]:
     yield _counter("demotions", "Checkpoints moved from native to packed slots.", cache.get("demotions", 0))
     yield _counter("demotions_failed", "Moves that failed; the checkpoint stayed.", cache.get("demotions_failed", 0))
     yield _labelled("hits", "Requests that resumed, by where the checkpoint was.", "tier", stats.hits)
-    yield _labelled("spill", "Checkpoints to and from the shelves, by what became of them.", "event", now.spill)
+    spilled = {event: count for event, count in now.spill.items() if event != "bytes"}
+    yield _labelled("spill", "Checkpoints to and from the shelves, by what became of them.", "event", spilled)
+    yield _counter("spill_bytes", "Bytes written to the shelves.", now.spill.get("bytes", 0))
     forwards = {"prefill": stats.prefill_forwards, "decode": stats.decode_forwards}
     yield _labelled("forwards", "Forwards of the model.", "kind", forwards)
 
@@ -125,9 +127,11 @@ def _approximations(now: Snapshot) -> Iterator[Metric]:
     yield _counter("refreshes_failed", "Hits used without the refresh asked for.", stats.refreshes_failed)
     if shadow is not None:
         yield _counter("shadow_checks", "Approximate hits computed again exactly.", shadow.checked)
+        yield _counter("shadow_skipped", "Hits chosen for it while enough checks were under way.", shadow.skipped)
         yield _counter("shadow_kl_nats", "Their KL, exact to approximate, summed.", shadow.kl_sum)
         yield _gauge("shadow_kl_max", "The largest of them, in nats.", shadow.kl_max)
         yield _counter("shadow_over_gate", "Those above the gate.", shadow.over_gate)
+        yield _gauge("shadow_tripped", "1 once they showed that the gate does not hold.", float(shadow.tripped))
 
 
 def _labelled(name: str, what: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:

@@ -81,9 +81,16 @@ class Directory:
             SpillError: it could not be written; what was there before is unchanged.
         """
         try:
-            return self._put(entry)
-        except OSError as error:
-            raise SpillError(f"an entry cannot be written to {self._folder}: {error.strerror}") from error
+            try:
+                return self._put(entry)
+            except FileNotFoundError:
+                # somebody removed the folders while this server ran
+                open_private(self._root)
+                open_private(self._folder)
+                return self._put(entry)
+        except (OSError, ConfigError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise SpillError(f"an entry cannot be written to {self._folder}: {reason}") from error
 
     def get(self, name: EntryName, *, with_state: bool = True) -> Entry:
         """Read an entry back; see `Shelf.get`.

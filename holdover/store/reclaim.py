@@ -22,6 +22,7 @@ class Reclaimer:
         demotions: moves from one to the other; None without packed slots.
         order: every checkpoint that may be found, oldest use first.
         counters: counts evictions as ``states_evicted``.
+        packed_above: depth up to which checkpoints are not packed.
     """
 
     def __init__(
@@ -31,12 +32,15 @@ class Reclaimer:
         demotions: Demotions | None,
         order: LRU[Checkpoint],
         counters: Counter[str],
+        *,
+        packed_above: int = 0,
     ) -> None:
         self._native = native
         self._packed = packed
         self._demotions = demotions
         self._order = order
         self._counters = counters
+        self._packed_above = packed_above
 
     def packed_slot(self, *, may_evict: bool) -> SlotLease | None:
         """A packed slot, at the cost of the oldest compressed checkpoint if that is allowed; None if there is none."""
@@ -96,7 +100,7 @@ class Reclaimer:
 
     def _demote(self, dense: Checkpoint) -> bool:
         """Start to demote the oldest dense checkpoint; False where it is itself the one that has to go."""
-        if self._packed is None or self._demotions is None:
+        if self._packed is None or self._demotions is None or dense.header.depth <= self._packed_above:
             return False
         if not self._packed.num_free and self._order.oldest(lambda c: c.is_idle) is dense:
             return False

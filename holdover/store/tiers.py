@@ -32,10 +32,13 @@ class TierOptions:
         dense_spill: whether checkpoints may stay in native slots when no packed slot is free; protocols that measure
             compression switch it off, so that no hit can bypass it.
         watermark: native slots to keep free by demotions ahead of need.
+        packed_above: depth up to which checkpoints are not packed. A unit that is left out and stays zero is missed as
+            long as the whole prefix is within its horizon.
     """
 
     dense_spill: bool = True
     watermark: int = 0
+    packed_above: int = 0
 
 
 class StateTiers:
@@ -64,7 +67,9 @@ class StateTiers:
         self._demotions = (
             None if packed is None else Demotions(native.pool, packed.pool, mover or Inline(), self.counters)
         )
-        self._reclaimer = Reclaimer(native, packed, self._demotions, self.order, self.counters)
+        self._reclaimer = Reclaimer(
+            native, packed, self._demotions, self.order, self.counters, packed_above=self.options.packed_above
+        )
         # dense ones that wait to be packed
         self._fresh: list[Checkpoint] = []
 
@@ -73,9 +78,9 @@ class StateTiers:
         """How a checkpoint is packed: the compressed tier's codec, else every unit as it is."""
         return self.packed.pool.codec if self.packed is not None else Codec(self.native.pool.layout)
 
-    def restored(self, lineage: Lineage, *, dense: bool = False) -> Lineage:
+    def restored(self, lineage: Lineage, depth: int, *, dense: bool = False) -> Lineage:
         """Lineage that a checkpoint of a state of ``lineage`` gives back, once it lies where it would be put."""
-        is_packed = self.packed is not None and not (dense and self.options.dense_spill)
+        is_packed = self.is_packable(depth) and not (dense and self.options.dense_spill)
         return self._packed_pool.restored(lineage) if is_packed else lineage
 
     def acquire(self, state: LeaseState) -> SlotLease:
@@ -97,12 +102,20 @@ class StateTiers:
         Raises:
             CapacityError: no slot can be had for it.
         """
-        if self.packed is not None and not (dense and self.options.dense_spill):
-            target = self._reclaimer.packed_slot(may_evict=not self.options.dense_spill)
-            if target is not None:
-                return self._pack(slot, target)
         header = self.native.pool.header(slot)
-        lease = self.acquire(LeaseState.CACHED)
+        is_packable = self.is_packable(header.depth) and not (dense and self.options.dense_spill)
+        if is_packable and (target := self._reclaimer.packed_slot(may_evict=not self.options.dense_spill)) is not None:
+            return self._pack(slot, target)
+        if self.packed is not None and not self.options.dense_spill:
+            raise CapacityError("no packed slot can be had, and checkpoints may not stay dense")
+        try:
+            lease = self.acquire(LeaseState.CACHED)
+        except CapacityError:
+            # every native slot runs: then the oldest compressed checkpoint is the one to go
+            target = self._reclaimer.packed_slot(may_evict=True) if is_packable else None
+            if target is None:
+                raise
+            return self._pack(slot, target)
         try:
             self.native.pool.copy(slot, lease.slot)
         except BaseException:
@@ -190,8 +203,14 @@ class StateTiers:
         """Put replayed omitted units into a restored slot; retained ones stay as they are (DASC-WR, §4.2)."""
         pool = self.native.pool
         self.codec.copy_omitted(pool, scratch, slot)
-        lineage = pool.header(slot).lineage
-        pool.relabel(slot, Lineage("wr", lineage.losses))
+        pool.relabel(slot, Lineage("wr", pool.header(slot).lineage.losses))
+
+    def copy_whole(self, scratch: int, slot: int, lineage: Lineage) -> None:
+        """Put a state that was computed again from its first token in the place of a restored one."""
+        pool = self.native.pool
+        chain = pool.chain(slot)
+        pool.copy(scratch, slot)
+        pool.adopt(slot, chain, lineage)
 
     def encode(self, checkpoint: Checkpoint) -> tuple[CheckpointHeader, torch.Tensor]:
         """A checkpoint as a packed record in host memory, uint8 ``[codec.nbytes]``, and the record's header."""
@@ -210,7 +229,7 @@ class StateTiers:
         Unless ``dense``, the next `maintain` packs it, if a packed slot is free then (compressed first).
         """
         self.order.touch(checkpoint)
-        if self.packed is not None and not dense and checkpoint.tier == "native":
+        if not dense and checkpoint.tier == "native" and self.is_packable(checkpoint.header.depth):
             self._fresh.append(checkpoint)
 
     def abandon(self, checkpoint: Checkpoint) -> None:
@@ -277,6 +296,10 @@ class StateTiers:
         free, total = allocator.num_free, allocator.pool.num_slots
         # a snapshot on its way into the order is a sequence's, although its lease says cached
         return Balance(free, cached, total - free - cached, total)
+
+    def is_packable(self, depth: int) -> bool:
+        """Whether checkpoints at ``depth`` may be packed."""
+        return self.packed is not None and depth > self.options.packed_above
 
     @property
     def _packed_pool(self) -> PackedPool:

@@ -105,9 +105,16 @@ class SpillWriter:
         now = self._counters
         try:
             kept = shelf.put(entry)
-        except Exception:
-            # whatever it was, the next entry must be written and whoever waits must go on
-            logger.exception("checkpoint at depth %d was not written to the %s tier", entry.name.depth, shelf.tier)
+        except Exception as error:
+            # whatever it was, the next entry must be written and whoever waits must go on. what a shelf explains
+            # itself needs no traceback: while a disk is full, every entry fails
+            logger.warning(
+                "checkpoint at depth %d was not written to the %s tier: %s",
+                entry.name.depth,
+                shelf.tier,
+                error,
+                exc_info=not isinstance(error, SpillError),
+            )
             self._counters = replace(now, failed=now.failed + 1)
             return
         if kept:

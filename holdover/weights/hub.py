@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from types import ModuleType
 from typing import Any, TypeVar
 
 from holdover.errors import WeightsError
@@ -50,6 +52,11 @@ def _locate(model: str, utils: Any, constants: Any, url: Any, metadata: Any) -> 
     return base, revision, utils.build_hf_headers(library_name="holdover")
 
 
+def _part(client: ModuleType, name: str) -> Any:
+    """A function of the client, or one of its modules, which are attributes only once something imported them."""
+    return getattr(client, name) if hasattr(client, name) else import_module(f"{client.__name__}.{name}")
+
+
 def _call(model: str, parts: tuple[str, ...], action: Callable[..., Result]) -> Result:
     """Call ``action`` with parts of the client; every way it can fail becomes one message. Raises WeightsError."""
     try:
@@ -57,7 +64,7 @@ def _call(model: str, parts: tuple[str, ...], action: Callable[..., Result]) -> 
         import huggingface_hub
 
         # imported on access, which also sets its logger's level
-        found = [getattr(huggingface_hub, part) for part in parts]
+        found = [_part(huggingface_hub, part) for part in parts]
     except ImportError:
         raise WeightsError(
             f"no directory {model!r} exists, and it cannot be taken from the hub: huggingface_hub is not installed"

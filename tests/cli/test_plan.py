@@ -5,7 +5,7 @@ import pytest
 
 from holdover.retention import RetentionPlan
 from holdover.retention.decay import read_decay
-from holdover.retention.plan_file import find_plan, read_plan
+from holdover.retention.plan_file import find_plans, read_plan
 from holdover.weights.source import open_files
 from tests.cli.run import error_line, invoke
 from tests.retention.checkpoint import write_checkpoint
@@ -67,8 +67,7 @@ def test_without_a_file_it_goes_where_it_is_found(tmp_path: Path) -> None:
     for options, code in (((), 0), ((), 2), (("--force",), 0)):
         result = run("tiny-gdn", "--wmax", "64", *options, HOLDOVER_PLANS=str(plans))
         assert result.exit_code == code
-    found = find_plan(tmp_path, read_decay(open_files("tiny-gdn")).fingerprint, plans)
-    assert found is not None
+    (found,) = find_plans(tmp_path, read_decay(open_files("tiny-gdn")).fingerprint, plans)
     assert f"wrote {found}" in result.stdout
 
 

@@ -57,7 +57,7 @@ def test_tables_and_needles(model: Path, text: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--prefixes", "400"], "give a longer text, fewer --prefixes or shorter --lengths"),
+        (["--lengths", "100000"], "give a longer text or shorter --lengths"),
         (["--lengths", "64,x"], "--lengths is '64,x'"),
         (["--wmax", "0"], "--wmax is '0'"),
         (["--lengths", "4000", "--prefixes", "1"], "tokens"),

@@ -7,7 +7,7 @@ from safetensors.torch import safe_open, save_file
 
 from holdover.errors import PlanError
 from holdover.retention import RetentionPlan
-from holdover.retention.plan_file import PLAN_NAME, _checksum, find_plan, read_plan, user_plan, write_plan
+from holdover.retention.plan_file import PLAN_NAME, _checksum, find_plans, read_plan, user_plan, write_plan
 from tests.project.paths import MODELS
 from tests.retention.test_plan import GATE, plan
 
@@ -135,12 +135,12 @@ def test_no_folder_to_write_to(path: Path) -> None:
 
 def test_the_plan_beside_the_model_comes_first(tmp_path: Path) -> None:
     model, user, fingerprint = tmp_path / "model", tmp_path / "user", "f" * 64
-    assert find_plan(model, fingerprint, user) is None
+    assert find_plans(model, fingerprint, user) == []
     write_plan(plan(), user_plan(fingerprint, user))
-    assert find_plan(model, fingerprint, user) == user_plan(fingerprint, user)
-    assert find_plan(model, "e" * 64, user) is None
+    assert find_plans(model, fingerprint, user) == [user_plan(fingerprint, user)]
+    assert find_plans(model, "e" * 64, user) == []
     write_plan(plan(), model / PLAN_NAME)
-    assert find_plan(model, fingerprint, user) == model / PLAN_NAME
+    assert find_plans(model, fingerprint, user) == [model / PLAN_NAME, user_plan(fingerprint, user)]
 
 
 @pytest.mark.parametrize(
@@ -160,4 +160,4 @@ def test_the_users_directory(
     for name, value in variables.items():
         monkeypatch.setenv(name, value.format(tmp_path))
     write_plan(plan(), user_plan("a" * 64))
-    assert find_plan(tmp_path / "remote", "a" * 64) == tmp_path / folder / f"{'a' * 32}.safetensors"
+    assert find_plans(tmp_path / "remote", "a" * 64) == [tmp_path / folder / f"{'a' * 32}.safetensors"]

@@ -7,6 +7,7 @@ import fcntl
 import multiprocessing
 import os
 import random
+import shutil
 import stat
 import threading
 import time
@@ -400,14 +401,15 @@ def test_failed_write_changes_nothing(
     assert_same(directory.get(make_name(4)), make_entry(4))
 
 
-def test_vanished_folder_is_an_error_for_writers_only(root: Path) -> None:
+@pytest.mark.parametrize("everything", [False, True])
+def test_vanished_folder_is_made_again_by_the_next_write(root: Path, everything: bool) -> None:
     directory = open_directory(root)
     directory.put(make_entry(2))
-    for path in (*root.glob("model/*"), root / "model"):
-        path.unlink() if path.is_file() else path.rmdir()
+    shutil.rmtree(root if everything else root / "model")
     assert not directory.depths()
-    with pytest.raises(SpillError):
-        directory.put(make_entry(2))
+    assert directory.put(make_entry(2))
+    assert set(directory.depths()) == {2}
+    assert stat.S_IMODE((root / "model").stat().st_mode) == 0o700
 
 
 # several servers

@@ -1,5 +1,6 @@
 import json
 import logging
+import subprocess
 import sys
 from pathlib import Path
 
@@ -155,3 +156,16 @@ def test_from_the_hub(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     assert not any("bin" in pattern for pattern in asked["allow_patterns"])
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo_id, filename: str(snapshot / filename))
     assert load_config("who/what") == CONFIG
+
+
+def test_modules_of_the_hubs_client_are_imported_where_they_are_no_attributes_yet() -> None:
+    # in a process that has imported nothing of the client: a name that the hub cannot have is refused by the client
+    code = (
+        "from holdover.errors import WeightsError\n"
+        "from holdover.weights.source import open_files\n"
+        "try:\n    open_files('no//such-model')\nexcept WeightsError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "no//such-model" in done.stdout
+    assert "attribute" not in done.stdout

@@ -99,16 +99,16 @@ def serialise(conversation: Conversation) -> str:
 
 
 def from_text(tokens: Sequence[int], lengths: Sequence[int], per_length: int) -> list[Prefix]:
-    """Consecutive pieces of a text, ``per_length`` of each length.
+    """Consecutive pieces of a text, ``per_length`` of each length, or as many of each as there are.
 
     Raises:
-        ConfigError: the text is too short.
+        ConfigError: there is not even one of each.
     """
-    wanted = per_length * sum(lengths)
-    if len(tokens) < wanted:
+    per_length = min(per_length, len(tokens) // sum(lengths))
+    if per_length < 1:
         raise ConfigError(
-            f"the text has {len(tokens)} tokens and {per_length} pieces of each of {list(lengths)} need {wanted}: "
-            "give a longer text, fewer --prefixes or shorter --lengths"
+            f"the text has {len(tokens)} tokens and one piece of each of {list(lengths)} needs {sum(lengths)}: give a "
+            "longer text or shorter --lengths"
         )
     found, start = [], 0
     for length in lengths:

@@ -9,7 +9,7 @@ import pytest
 from holdover.evaluation.retention.gate import choose
 from holdover.retention import RetentionPlan
 from holdover.retention.decay import read_decay
-from holdover.retention.plan_file import find_plan, read_plan
+from holdover.retention.plan_file import find_plans, read_plan
 from holdover.weights.bundled import DEFAULT_MODEL
 from holdover.weights.digest import model_digest
 from holdover.weights.source import resolve
@@ -21,8 +21,7 @@ TEXT = ROOT / "benchmarks" / "data" / "held_out.txt"
 @pytest.fixture(scope="module")
 def plan() -> RetentionPlan:
     files = resolve(DEFAULT_MODEL)
-    path = find_plan(files.path, "")
-    assert path is not None
+    (path,) = find_plans(files.path, "")
     return read_plan(path)
 
 

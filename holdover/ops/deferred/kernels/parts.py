@@ -27,7 +27,9 @@ def cumulative(
     """Log decay since the last fold: the newest live entry's."""
     decay = channel * 0.0
     if capacity > 0:
-        decay = tl.load(decays + (live - 1) * width + channel, mask=live > 0, other=0.0)
+        # a mask as wide as what is loaded: not every release's interpreter widens one
+        alive = live + channel * 0 > 0
+        decay = tl.load(decays + (live - 1) * width + channel, mask=alive, other=0.0)
     return decay
 
 

@@ -60,6 +60,8 @@ class StateTiers:
     ) -> None:
         self.native = native
         self.packed = packed
+        # how a checkpoint is packed: the compressed tier's codec, else every unit as it is
+        self.codec = packed.pool.codec if packed is not None else Codec(native.pool.layout)
         self.options = options or TierOptions()
         self.counters: Counter[str] = Counter()
         # the one order of both tiers; an entry stands in it while it may be found again
@@ -72,11 +74,6 @@ class StateTiers:
         )
         # dense ones that wait to be packed
         self._fresh: list[Checkpoint] = []
-
-    @property
-    def codec(self) -> Codec:
-        """How a checkpoint is packed: the compressed tier's codec, else every unit as it is."""
-        return self.packed.pool.codec if self.packed is not None else Codec(self.native.pool.layout)
 
     def restored(self, lineage: Lineage, depth: int, *, dense: bool = False) -> Lineage:
         """Lineage that a checkpoint of a state of ``lineage`` gives back, once it lies where it would be put."""

@@ -10,7 +10,7 @@ from holdover.report.tables import Table, ratio, size
 _QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 _QUANTILE_NAMES = ("shortest", "10 %", "median", "90 %", "longest")
 _COUNTS = ("W_max", "units kept", "of all", "layers", "mean of layers", "most", "mixed heads")
-_BYTES = ("W_max", "ragged", "smaller", "padded", "temporal alone", "temporal padded", "INT8", "smaller")
+_BYTES = ("W_max", "ragged", "by", "padded by", "temporal by", "temporal padded by", "INT8", "by")
 
 
 def retention_tables(report: RetentionReport) -> list[Table]:
@@ -19,7 +19,7 @@ def retention_tables(report: RetentionReport) -> list[Table]:
     return [
         _horizons(report),
         Table("retained units by cutoff", _COUNTS, tuple(_counts_row(window) for window in windows)),
-        Table("checkpoint by cutoff", _BYTES, tuple(_bytes_row(window) for window in windows)),
+        Table("checkpoint by cutoff, and how many times smaller it is", _BYTES, tuple(_bytes_row(window) for window in windows)),
         _imbalance(report),
     ]
 

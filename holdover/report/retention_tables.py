@@ -19,7 +19,11 @@ def retention_tables(report: RetentionReport) -> list[Table]:
     return [
         _horizons(report),
         Table("retained units by cutoff", _COUNTS, tuple(_counts_row(window) for window in windows)),
-        Table("checkpoint by cutoff, and how many times smaller it is", _BYTES, tuple(_bytes_row(window) for window in windows)),
+        Table(
+            "checkpoint by cutoff, and by how much smaller",
+            _BYTES,
+            tuple(_bytes_row(window) for window in windows),
+        ),
         _imbalance(report),
     ]
 

@@ -67,7 +67,7 @@ class Residence:
         """Whether the cache has a state of what the sequence has computed that is as good as its own would be."""
         lineage, depth = sequence.place.hold.lineage, sequence.computed
         lineage = self.cache.tiers.restored(lineage, depth, dense=sequence.request.exact)
-        return self.cache.has_state(sequence.namespace, sequence.tokens[: sequence.computed], lineage)
+        return self.cache.has_state(sequence.namespace, sequence.tokens[:depth], lineage)
 
     def keep_state(self, sequence: Sequence) -> None:
         """Copy a running sequence's state into the cache, and move its rows there.

@@ -25,7 +25,8 @@ from holdover.prefix import tree
 from holdover.prefix.hold import Hold, Match, Opened
 from holdover.prefix.rows import TreeRows
 from holdover.prefix.tree import Node, Root, Walk
-from holdover.state import KeyChain, Lineage
+from holdover.state import Lineage
+from holdover.state.key import chain_of
 from holdover.store import Checkpoint, KVPool, LeaseState, SlotLease, StateTiers
 
 logger = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ class PrefixCache:
         if not self.kv.are_used(rows):
             raise OwnershipError("a KV row given to the cache is not in use, or named twice")
         if checkpoint is not None:
-            self.tiers.verify(checkpoint, _chain(root.namespace, tokens))
+            self.tiers.verify(checkpoint, chain_of(root.namespace, tokens))
         node = self._insert(root, found, hold, tokens, rows)
         hold.move(node)
         self.rows.touch(node)
@@ -209,7 +210,7 @@ class PrefixCache:
                 lease.release()
                 raise
             return lease
-        expect = _chain(namespace, tokens[: node.depth])
+        expect = chain_of(namespace, tokens[: node.depth])
         checkpoint.pins += 1
         try:
             lease = self.tiers.acquire(LeaseState.LIVE)
@@ -282,9 +283,3 @@ class PrefixCache:
         assert node.checkpoint is not None
         self.tiers.discard(node.checkpoint)
         node.checkpoint = None
-
-
-def _chain(namespace: bytes, tokens: Sequence[int]) -> KeyChain:
-    chain = KeyChain(namespace)
-    chain.extend(tokens)
-    return chain

@@ -51,8 +51,6 @@ class Lineage:
 
 
 EXACT = Lineage()
-# codec of a state as it lies in a native slot
-DENSE = "dense"
 
 
 @dataclass(frozen=True)
@@ -74,15 +72,10 @@ class CheckpointHeader:
     key: bytes
     layout: str
     lineage: Lineage = EXACT
-    codec: str = DENSE
+    codec: str = "dense"
     plan: str | None = None
     rank: int = 0
     world: int = 1
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether the bytes are the state itself, not an encoding of it."""
-        return self.codec == DENSE
 
     def expect(self, depth: int, key: bytes, layout: str) -> None:
         """Verify that the bytes are those wanted.

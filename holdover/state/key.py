@@ -44,8 +44,8 @@ class KeyChain:
         return twin
 
 
-def key_of(namespace: bytes, tokens: Iterable[int]) -> bytes:
-    """Key of a whole token sequence at once."""
+def chain_of(namespace: bytes, tokens: Iterable[int]) -> KeyChain:
+    """Chain of a whole token sequence at once."""
     chain = KeyChain(namespace)
     chain.extend(tokens)
-    return chain.key()
+    return chain

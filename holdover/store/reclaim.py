@@ -42,6 +42,10 @@ class Reclaimer:
         self._counters = counters
         self._packed_above = packed_above
 
+    def may_pack(self, depth: int) -> bool:
+        """Whether checkpoints at ``depth`` may be packed."""
+        return self._packed is not None and depth > self._packed_above
+
     def packed_slot(self, *, may_evict: bool) -> SlotLease | None:
         """A packed slot, at the cost of the oldest compressed checkpoint if that is allowed; None if there is none."""
         if self._packed is None:
@@ -100,7 +104,7 @@ class Reclaimer:
 
     def _demote(self, dense: Checkpoint) -> bool:
         """Start to demote the oldest dense checkpoint; False where it is itself the one that has to go."""
-        if self._packed is None or self._demotions is None or dense.header.depth <= self._packed_above:
+        if self._packed is None or self._demotions is None or not self.may_pack(dense.header.depth):
             return False
         if not self._packed.num_free and self._order.oldest(lambda c: c.is_idle) is dense:
             return False

@@ -296,7 +296,7 @@ class StateTiers:
 
     def is_packable(self, depth: int) -> bool:
         """Whether checkpoints at ``depth`` may be packed."""
-        return self.packed is not None and depth > self.options.packed_above
+        return self._reclaimer.may_pack(depth)
 
     @property
     def _packed_pool(self) -> PackedPool:

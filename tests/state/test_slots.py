@@ -5,7 +5,7 @@ import torch
 
 from holdover.errors import CheckpointMismatchError
 from holdover.state import EXACT, SINK, Lineage, SlotPool
-from holdover.state.key import key_of
+from holdover.state.key import chain_of
 from tests.state.build import LAYOUTS, MIXED, UNIFORM, advance, assert_state_of, bytes_of, same_bytes
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -72,7 +72,7 @@ def test_state_and_record_advance_together(layout, chunks):
     tokens = [token for chunk in chunks for token in chunk]
     assert_state_of(pool, 1, tokens)
     header = pool.header(1)
-    assert (header.depth, header.key, header.layout) == (len(tokens), key_of(b"model", tokens), layout.digest)
+    assert (header.depth, header.key, header.layout) == (len(tokens), chain_of(b"model", tokens).key(), layout.digest)
     assert header.lineage == EXACT
 
 
@@ -82,7 +82,7 @@ def test_reset_makes_the_empty_state_of_the_namespace_and_touches_no_other_slot(
     before = others_of(pool, 2)
     pool.reset(2, b"other")
     assert_state_of(pool, 2, [])
-    assert pool.header(2).key == key_of(b"other", [])
+    assert pool.header(2).key == chain_of(b"other", []).key()
     assert unchanged(pool, before)
 
 
@@ -114,9 +114,9 @@ def test_batched_step_advances_each_slot_by_its_own_tokens():
     pool = painted()
     chains = pool.begin([3, 1])
     pool.commit([3, 1], chains, [[7], [8, 9]], {0, 1, 3})
-    assert pool.header(3).key == key_of(b"model", [3, 3, 3, 3, 7])
-    assert pool.header(1).key == key_of(b"model", [1, 1, 8, 9])
-    assert pool.header(2).key == key_of(b"model", [2, 2, 2])
+    assert pool.header(3).key == chain_of(b"model", [3, 3, 3, 3, 7]).key()
+    assert pool.header(1).key == chain_of(b"model", [1, 1, 8, 9]).key()
+    assert pool.header(2).key == chain_of(b"model", [2, 2, 2]).key()
 
 
 # the snapshot does not follow the live slot (class 8)
@@ -294,7 +294,7 @@ def test_step_that_does_not_match_its_slots_never_commits(commit):
     with pytest.raises(CheckpointMismatchError, match="not in the step"):
         commit(pool, chains)
     assert not pool.is_whole(2)
-    assert pool.header(3).key == key_of(b"model", [3, 3, 3, 3])
+    assert pool.header(3).key == chain_of(b"model", [3, 3, 3, 3]).key()
 
 
 @pytest.mark.parametrize("slots", [[1], [1, 2]])
@@ -305,7 +305,7 @@ def test_step_commits_once(slots):
     pool.commit(slots, chains, tokens, {0, 1, 3})
     with pytest.raises(CheckpointMismatchError, match="not in the step"):
         pool.commit(slots, chains, tokens, {0, 1, 3})
-    assert pool.header(1).key == key_of(b"model", [1, 1, 5])
+    assert pool.header(1).key == chain_of(b"model", [1, 1, 5]).key()
 
 
 def test_step_without_all_layers_cannot_be_committed_later():

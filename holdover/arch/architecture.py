@@ -13,7 +13,7 @@ from typing import Literal
 
 from holdover.arch.fields import Fields
 from holdover.arch.layout import GateForm, ModelLayout, RecurrentLayer
-from holdover.errors import WeightsError
+from holdover.errors import PlanError, WeightsError
 
 HeadRole = Literal["key", "value"]
 HeadWidth = Literal["one", "d_k", "d_v"]
@@ -89,12 +89,16 @@ class CoupledTensor:
         axis: the axis, from 0, in the tensor as stored.
         segments: what stands along that axis, in order; their sizes add up to its length.
         form: where the tensor has this name and shape.
+        optional: whether a model may do without it.
+        by_key_head: whether the axis is laid out key head by key head, a key head's part of every segment side by side.
     """
 
     name: str
     axis: int
     segments: tuple[Segment, ...]
     form: NameForm = "both"
+    optional: bool = False
+    by_key_head: bool = False
 
     def length(self, layer: RecurrentLayer) -> int:
         """Length of the axis."""
@@ -111,10 +115,11 @@ class Architecture:
         classes: class names in ``architectures`` that select it.
         read_layout: configuration and dtype (of conv state and KV) to layout; raises ConfigError.
         read_gate: configuration to the gate's constants; raises ConfigError.
-        prefixes: templates of a layer's prefix in published files, the usual one first.
+        prefixes: templates of a recurrent layer's prefix, in published files and in the loaded module; the published
+            files' usual one first.
         published: decay parameters below a prefix in published files.
-        loaded: decay parameters below ``model.layers.{i}.`` in the loaded module.
-        coupled: parameters of a recurrent layer that are coupled to heads; not declared where nothing runs the model.
+        loaded: decay parameters below a prefix in the loaded module.
+        coupled: parameters of a recurrent layer that are coupled to heads; none where they are not declared.
         hosted: whether the embedded host runs it; others are read from their files only.
     """
 
@@ -128,10 +133,6 @@ class Architecture:
     loaded: DecayNames
     coupled: tuple[CoupledTensor, ...] = ()
     hosted: bool = True
-
-    def loaded_decay(self, index: int) -> DecayNames:
-        """Decay parameters of layer ``index`` in the loaded causal language model."""
-        return self.loaded.under(f"model.layers.{index}.")
 
     def published_decay(self, index: int, available: Collection[str]) -> DecayNames:
         """Decay parameters of layer ``index`` among the tensor names of a model's files.
@@ -150,6 +151,28 @@ class Architecture:
         tried = ", ".join(dict.fromkeys(" with ".join(names.present()) for names in candidates))
         raise WeightsError(f"no decay parameters of layer {index} in the model's files; looked for {tried}")
 
+    def prefix(self, index: int, available: Collection[str], form: Literal["published", "loaded"]) -> str:
+        """What stands before a parameter of layer ``index`` among ``available`` names of a form.
+
+        Raises:
+            WeightsError: no known names of the layer are there.
+        """
+        names = self.published if form == "published" else self.loaded
+        for template in self.prefixes:
+            prefix = template.format(i=index)
+            if names.under(prefix).dt_bias in available:
+                return prefix
+        raise WeightsError(f"there is no {names.dt_bias} below {', '.join(self.prefixes)} for layer {index}")
+
     def coupled_in(self, form: Literal["published", "loaded"]) -> tuple[CoupledTensor, ...]:
-        """Coupled parameters as published files or the loaded module hold them."""
+        """Coupled parameters as published files or the loaded module hold them.
+
+        Raises:
+            PlanError: none are declared.
+        """
+        if not self.coupled:
+            raise PlanError(
+                f"the parameters of {self.name} that are coupled to heads are not declared: its heads cannot be "
+                "permuted or split over ranks"
+            )
         return tuple(tensor for tensor in self.coupled if tensor.form in (form, "both"))

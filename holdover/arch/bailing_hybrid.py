@@ -1,4 +1,4 @@
-"""Ling 3 and its kin (``bailing_hybrid``): Kimi delta attention and latent attention with positions; files only.
+"""Ling 3 and its kin (``bailing_hybrid``): Kimi delta attention and latent attention with positions.
 
 Ling 2.5, Ring 2.5 and Ling 2.6 claim the same model type, but their linear layers are lightning attention: a constant
 decay per head that no parameter holds. They are refused. Names are those of the published ``BailingMoeV3ForCausalLM``
@@ -10,7 +10,7 @@ from __future__ import annotations
 from holdover.arch.architecture import Architecture, DecayNames, Gate
 from holdover.arch.common import LayerKind, assemble, indices, layer_count, listed_kinds, rotary_of
 from holdover.arch.fields import Fields
-from holdover.arch.kda import bounded_gate, kda_layer
+from holdover.arch.kda import bounded_gate, coupled_tensors, kda_layer
 from holdover.arch.layout import AttentionLayer, ModelLayout
 from holdover.errors import UnsupportedArchitectureError
 
@@ -69,5 +69,5 @@ ARCHITECTURE = Architecture(
     prefixes=("model.layers.{i}.",),
     published=DecayNames("attention.A_log", "attention.dt_bias"),
     loaded=DecayNames("self_attn.forget_gate.A_log", "self_attn.forget_gate.dt_bias"),
-    hosted=False,
+    coupled=coupled_tensors("attention.", "self_attn.", head_axis=0, decay="f_proj", gate="g_proj", output="dense"),
 )

@@ -31,6 +31,10 @@ class Fields:
         """Whether any of ``names`` is set."""
         return self.get(*names) is not None
 
+    def nulled(self, name: str) -> bool:
+        """Whether ``name`` is there and null, where that means something else than a missing key."""
+        return name in self._values and self._values[name] is None
+
     def integer(self, *names: str, default: int | None = None, minimum: int = 1, maximum: int | None = None) -> int:
         """An integer between ``minimum`` and ``maximum``. Raises ConfigError otherwise."""
         wanted = f"an integer of at least {minimum}" + (f" and at most {maximum}" if maximum is not None else "")

@@ -6,15 +6,14 @@ with zeros behind the last head.
 
 from __future__ import annotations
 
-from holdover.arch.architecture import Architecture, CoupledTensor, DecayNames, Gate, Segment
+from holdover.arch.architecture import Architecture, DecayNames, Gate
 from holdover.arch.common import LayerKind, assemble, indices, layer_count, listed_kinds
 from holdover.arch.fields import Fields
-from holdover.arch.kda import bounded_gate, sectioned_kda_layer
+from holdover.arch.kda import bounded_gate, coupled_tensors, sectioned_kda_layer
 from holdover.arch.layout import AttentionLayer, ModelLayout
 from holdover.errors import ConfigError
 
 _NAME = "kimi_linear"
-_KEYS, _VALUES, _HEADS = Segment("key", "d_k"), Segment("value", "d_v"), Segment("value", "one")
 
 
 def _read_layout(fields: Fields, published: str, host: str) -> ModelLayout:
@@ -71,22 +70,7 @@ ARCHITECTURE = Architecture(
     prefixes=("model.layers.{i}.", "language_model.model.layers.{i}."),
     published=DecayNames("self_attn.A_log", "self_attn.dt_bias"),
     loaded=DecayNames("self_attn.forget_gate.A_log", "self_attn.forget_gate.dt_bias"),
-    coupled=(
-        CoupledTensor("self_attn.A_log", 2, (_HEADS,), "published"),
-        CoupledTensor("self_attn.dt_bias", 0, (_KEYS,), "published"),
-        CoupledTensor("self_attn.f_b_proj.weight", 0, (_KEYS,), "published"),
-        CoupledTensor("self_attn.q_conv1d.weight", 0, (_KEYS,), "published"),
-        CoupledTensor("self_attn.k_conv1d.weight", 0, (_KEYS,), "published"),
-        CoupledTensor("self_attn.v_conv1d.weight", 0, (_VALUES,), "published"),
-        CoupledTensor("self_attn.forget_gate.A_log", 2, (_HEADS,), "loaded"),
-        CoupledTensor("self_attn.forget_gate.dt_bias", 0, (_KEYS,), "loaded"),
-        CoupledTensor("self_attn.forget_gate.f_b_proj.weight", 0, (_KEYS,), "loaded"),
-        CoupledTensor("self_attn.conv1d.weight", 0, (_KEYS, _KEYS, _VALUES), "loaded"),
-        CoupledTensor("self_attn.q_proj.weight", 0, (_KEYS,)),
-        CoupledTensor("self_attn.k_proj.weight", 0, (_KEYS,)),
-        CoupledTensor("self_attn.v_proj.weight", 0, (_VALUES,)),
-        CoupledTensor("self_attn.b_proj.weight", 0, (_HEADS,)),
-        CoupledTensor("self_attn.g_b_proj.weight", 0, (_VALUES,)),
-        CoupledTensor("self_attn.o_proj.weight", 1, (_VALUES,)),
+    coupled=coupled_tensors(
+        "self_attn.", "self_attn.", head_axis=2, decay="f_b_proj", gate="g_b_proj", output="o_proj"
     ),
 )

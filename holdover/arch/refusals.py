@@ -13,6 +13,7 @@ _NO_RESUME = "its recurrent layers cannot resume a chunk of more than one token 
 _REFUSED = {
     **dict.fromkeys(("jamba", "jambaforcausallm"), _MAMBA_1),
     **dict.fromkeys(("mamba", "mambaforcausallm"), _MAMBA_1),
+    **dict.fromkeys(("zamba", "zambaforcausallm"), _MAMBA_1),
     **dict.fromkeys(("falconmamba", "falconmambaforcausallm"), _MAMBA_1),
     **dict.fromkeys(("minimax", "minimaxforcausallm"), _NO_RESUME),
     **dict.fromkeys(("minimaxtext01", "minimaxtext01forcausallm", "minimaxm1", "minimaxm1forcausallm"), _NO_RESUME),
@@ -25,6 +26,8 @@ _ATTENTION_ONLY_NAMES = """
     mistral mistral3 mixtral olmo olmo2 olmo3 olmoe opt phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_vl
     smollm3 stablelm starcoder2
 """
+# sections of a configuration that describe what reads something else than text
+_OTHER_INPUTS = {"vision_config": "images", "audio_config": "audio", "thinker_config": "audio"}
 _ATTENTION_ONLY = frozenset(_ATTENTION_ONLY_NAMES.split())
 _ATTENTION_LAYERS = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
 
@@ -44,3 +47,8 @@ def attention_only(fields: Fields, model_type: str | None) -> bool:
     if isinstance(types, list) and types:
         return all(isinstance(entry, str) and entry in _ATTENTION_LAYERS for entry in types)
     return model_type in _ATTENTION_ONLY
+
+
+def other_inputs(fields: Fields) -> str | None:
+    """What a model outside the registry takes beside text, by its own configuration, or None."""
+    return next((kind for name, kind in _OTHER_INPUTS.items() if fields.get(name) is not None), None)

@@ -6,14 +6,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdover.arch import bailing_hybrid, glm5_next, granite_hybrid, kimi_linear, qwen3_5, qwen3_next, rwkv6
+from holdover.arch import (
+    bailing_hybrid,
+    bamba,
+    falcon_h1,
+    glm5_next,
+    granite_hybrid,
+    kimi_linear,
+    nemotron_h,
+    olmo_hybrid,
+    qwen3_5,
+    qwen3_next,
+    rwkv6,
+    zamba2,
+)
 from holdover.arch.architecture import Architecture, Gate
 from holdover.arch.fields import Fields
 from holdover.arch.layout import DTYPE_BYTES, ModelLayout
-from holdover.arch.refusals import attention_only, refusal
+from holdover.arch.refusals import attention_only, other_inputs, refusal
 from holdover.errors import ConfigError, UnsupportedArchitectureError
 
-_MODULES = (qwen3_5, kimi_linear, granite_hybrid, qwen3_next, bailing_hybrid, glm5_next, rwkv6)
+_MODULES = (
+    *(qwen3_5, qwen3_next, olmo_hybrid),
+    *(kimi_linear, bailing_hybrid, glm5_next),
+    *(granite_hybrid, bamba, nemotron_h, falcon_h1, zamba2),
+    rwkv6,
+)
 ARCHITECTURES: dict[str, Architecture] = {module.ARCHITECTURE.name: module.ARCHITECTURE for module in _MODULES}
 _DEFAULT_DTYPE = "bfloat16"
 
@@ -102,6 +120,10 @@ def _unsupported(view: _View, model_types: list[str], classes: list[str]) -> Uns
     if not seen:
         return UnsupportedArchitectureError(
             f"config: neither model_type nor architectures is set, so the model is unknown. Supported: {supported}"
+        )
+    if (inputs := other_inputs(view.whole)) is not None:
+        return UnsupportedArchitectureError(
+            f"{seen} takes {inputs}; only text is supported, of models whose text part is known. Supported: {supported}"
         )
     return UnsupportedArchitectureError(f"unknown architecture {seen}. Supported: {supported}")
 

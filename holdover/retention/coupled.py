@@ -52,8 +52,7 @@ def permute_coupled(
     for coupled in architecture.coupled_in(form):
         tensor = tensors.get(coupled.name)
         if tensor is None:
-            # a convolution may do without a bias, nothing without its weights
-            if coupled.name.endswith(".bias"):
+            if coupled.optional:
                 continue
             raise PlanError(f"{coupled.name} is missing: all that is coupled to heads must be permuted together")
         permuted[coupled.name] = _take(tensor, coupled, layer, index)
@@ -78,14 +77,21 @@ def _take(tensor: Tensor, coupled: CoupledTensor, layer: RecurrentLayer, index: 
             f"{coupled.name} is {list(tensor.shape)}; wanted {wanted} entries along axis {axis}, as unquantised "
             "weights have"
         )
-    parts = tensor.split([segment.size(layer) for segment in coupled.segments], dim=axis)
-    return torch.cat(
-        [
-            _heads_of(part, segment, layer, axis, index[segment.role])
-            for part, segment in zip(parts, coupled.segments, strict=True)
-        ],
-        dim=axis,
-    )
+    sizes = [segment.size(layer) for segment in coupled.segments]
+    if coupled.by_key_head:
+        whole = tensor.unflatten(axis, (layer.key_heads, -1))
+        parts = whole.split([size // layer.key_heads for size in sizes], dim=axis + 1)
+        blocks = [part.flatten(axis, axis + 1) for part in parts]
+    else:
+        blocks = list(tensor.split(sizes, dim=axis))
+    taken = [
+        _heads_of(block, segment, layer, axis, index[segment.role])
+        for block, segment in zip(blocks, coupled.segments, strict=True)
+    ]
+    if not coupled.by_key_head:
+        return torch.cat(taken, dim=axis)
+    by_head = [block.unflatten(axis, (len(index["key"]), -1)) for block in taken]
+    return torch.cat(by_head, dim=axis + 1).flatten(axis, axis + 1)
 
 
 def _heads_of(part: Tensor, segment: Segment, layer: RecurrentLayer, axis: int, heads: Tensor) -> Tensor:

@@ -1,14 +1,19 @@
 """Layouts against what the embedded host really allocates and names, on tiny random models."""
 
 import json
+import math
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DummyLayer
 
-from holdover.arch.registry import architecture_of, layout_from_config
-from holdover.errors import WeightsError
+from holdover.arch.architecture import Architecture, CoupledTensor
+from holdover.arch.registry import architecture_of, gate_from_config, layout_from_config
+from holdover.errors import PlanError, WeightsError
+from holdover.retention.horizon import static_horizons
 from holdover.weights.read import read_tensors, tensor_names
 from holdover.weights.source import resolve
 from tests.arch.table import ARCHITECTURES, LONGEST_HORIZON, MAX_POSITIONS, SHORTEST_HORIZON, VOCAB, build_model
@@ -24,6 +29,15 @@ def model_of(name: str) -> PreTrainedModel:
     return build_model(name)
 
 
+def coupled_of(architecture: Architecture, form: str, available) -> list[CoupledTensor]:
+    """What is declared, without what this model does without."""
+    if not architecture.coupled:
+        with pytest.raises(PlanError, match=f"{architecture.name} .* not declared"):
+            architecture.coupled_in(form)
+        return []
+    return [tensor for tensor in architecture.coupled_in(form) if not tensor.optional or tensor.name in available]
+
+
 def layout_of(name: str):
     return layout_from_config(ARCHITECTURES[name]().to_dict(), dtype="float32")
 
@@ -35,7 +49,11 @@ def test_allocations(name: str) -> None:
     positions = torch.arange(TOKENS)[None]
     model(input_ids=positions % VOCAB, position_ids=positions, cache=cache, use_cache=True)
 
-    assert len(cache.layers) == layout.num_layers == len(layout.state.layers) + len(layout.kv.layers)
+    assert len(cache.layers) == layout.num_layers
+    # an MLP in a layer of its own holds nothing
+    empty = {i for i, layer in enumerate(cache.layers) if isinstance(layer, DummyLayer)}
+    held = {layer.index for layer in (*layout.state.layers, *layout.kv.layers)}
+    assert held == set(range(layout.num_layers)) - empty
     for layer in layout.state.layers:
         held = cache.layers[layer.index]
         state = held.recurrent_states[0]
@@ -79,26 +97,29 @@ def test_names_in_the_loaded_module(name: str) -> None:
     architecture = architecture_of(model.config.to_dict())
     parameters = dict(model.named_parameters())
     for layer in layout.state.layers:
-        names = architecture.loaded_decay(layer.index)
+        prefix = architecture.prefix(layer.index, parameters, "loaded")
+        names = architecture.loaded.under(prefix)
         assert parameters[names.a_log].numel() == layer.heads
         assert parameters[names.dt_bias].numel() == layer.units
-        for tensor in architecture.coupled_in("loaded"):
-            parameter = parameters[f"model.layers.{layer.index}.{tensor.name}"]
-            assert parameter.shape[tensor.axis] == tensor.length(layer), tensor.name
+        below = {key.removeprefix(prefix) for key in parameters if key.startswith(prefix)}
+        for tensor in coupled_of(architecture, "loaded", below):
+            assert parameters[prefix + tensor.name].shape[tensor.axis] == tensor.length(layer), tensor.name
 
 
 def test_every_parameter_with_a_head_axis_is_declared(name: str) -> None:
     """Parameters of a recurrent mixer that are not declared must not depend on the number of heads."""
     model, layout = model_of(name), layout_of(name)
     architecture = architecture_of(model.config.to_dict())
-    layer = layout.state.layers[0]
-    mixer = f"model.layers.{layer.index}.{architecture.loaded.a_log.split('.')[0]}."
-    declared = {f"model.layers.{layer.index}.{tensor.name}" for tensor in architecture.coupled_in("loaded")}
+    layer, parameters = layout.state.layers[0], dict(model.named_parameters())
+    prefix = architecture.prefix(layer.index, parameters, "loaded")
+    mixer = f"{prefix}{architecture.loaded.a_log.split('.')[0]}."
+    below = {key.removeprefix(prefix): value for key, value in parameters.items() if key.startswith(mixer)}
+    declared = {tensor.name for tensor in coupled_of(architecture, "loaded", below)}
     hidden = model.config.hidden_size
-    for parameter, value in model.named_parameters():
-        if parameter.startswith(mixer) and parameter not in declared:
+    for key, value in below.items():
+        if declared and key not in declared:
             # projections to and norms of one head's width
-            assert set(value.shape) <= {hidden, layer.d_v}, parameter
+            assert set(value.shape) <= {hidden, layer.d_v}, key
 
 
 def test_names_in_published_files(name: str, tmp_path) -> None:
@@ -107,27 +128,31 @@ def test_names_in_published_files(name: str, tmp_path) -> None:
     files = resolve(str(tmp_path))
     assert layout_from_config(files.config, dtype="float32").state == layout.state
     architecture = architecture_of(files.config)
-    available = tensor_names(files)
+    available, parameters = tensor_names(files), dict(model.named_parameters())
     for layer in layout.state.layers:
         names = architecture.published_decay(layer.index, available)
         tensors = read_tensors(files, [names.a_log, names.dt_bias])
-        loaded = architecture.loaded_decay(layer.index)
-        torch.testing.assert_close(tensors[names.a_log], model.get_parameter(loaded.a_log).data)
-        torch.testing.assert_close(tensors[names.dt_bias], model.get_parameter(loaded.dt_bias).data)
-        prefix = f"model.layers.{layer.index}."
-        coupled = read_tensors(files, [prefix + tensor.name for tensor in architecture.coupled_in("published")])
-        for tensor in architecture.coupled_in("published"):
+        loaded = architecture.loaded.under(architecture.prefix(layer.index, parameters, "loaded"))
+        torch.testing.assert_close(tensors[names.a_log], parameters[loaded.a_log].data)
+        torch.testing.assert_close(tensors[names.dt_bias], parameters[loaded.dt_bias].data)
+        prefix = architecture.prefix(layer.index, available, "published")
+        below = {key.removeprefix(prefix) for key in available if key.startswith(prefix)}
+        declared = coupled_of(architecture, "published", below)
+        coupled = read_tensors(files, [prefix + tensor.name for tensor in declared])
+        for tensor in declared:
             assert coupled[prefix + tensor.name].shape[tensor.axis] == tensor.length(layer), tensor.name
     with pytest.raises(WeightsError, match=r"no decay parameters of layer 99 .* model\.layers\.99\."):
         architecture.published_decay(99, available)
+    with pytest.raises(WeightsError, match="for layer 99"):
+        architecture.prefix(99, available, "published")
 
 
 def test_names_are_found_where_files_hold_the_loaded_form(name: str) -> None:
     architecture = architecture_of(ARCHITECTURES[name]().to_dict())
-    native = architecture.loaded_decay(3)
-    assert architecture.published_decay(3, {native.a_log, native.dt_bias}) == native
-    wrapped = architecture.published.under(architecture.prefixes[0].format(i=3))
-    assert architecture.published_decay(3, {wrapped.a_log, wrapped.dt_bias}) == wrapped
+    for form in (architecture.loaded, architecture.published):
+        for template in architecture.prefixes:
+            names = form.under(template.format(i=3))
+            assert architecture.published_decay(3, set(names.present())) == names
 
 
 def test_saved_config_is_plain_json(name: str, tmp_path) -> None:
@@ -148,13 +173,14 @@ def test_the_table_is_random_and_repeatable(name: str) -> None:
 
 def test_horizons_of_the_table_are_spread(name: str) -> None:
     model, layout = model_of(name), layout_of(name)
-    architecture = architecture_of(model.config.to_dict())
+    config, parameters = model.config.to_dict(), dict(model.named_parameters())
+    architecture = architecture_of(config)
+    # step limits cut the longest off
+    gate = replace(gate_from_config(config), dt_min=0.0)
     for layer in layout.state.layers:
-        names = architecture.loaded_decay(layer.index)
-        amplitude = model.get_parameter(names.a_log).detach().flatten().exp()
-        bias = model.get_parameter(names.dt_bias).detach()
-        rate = amplitude.repeat_interleave(bias.numel() // amplitude.numel()) * torch.nn.functional.softplus(bias)
-        horizons = 1 / rate
+        names = architecture.loaded.under(architecture.prefix(layer.index, parameters, "loaded"))
+        decay = parameters[names.a_log].data, parameters[names.dt_bias].data
+        horizons = static_horizons(*decay, layer, gate, gate_input=0.0, epsilon=math.exp(-1))
         assert horizons.min() == pytest.approx(SHORTEST_HORIZON, rel=1e-2)
         assert horizons.max() == pytest.approx(LONGEST_HORIZON, rel=1e-2)
 

@@ -9,6 +9,7 @@ from holdover.arch.architecture import Gate
 from holdover.arch.layout import AttentionLayer, RecurrentLayer, Rotary
 from holdover.arch.registry import ARCHITECTURES, architecture_of, gate_from_config, layout_from_config
 from tests.arch.fixtures import CONFIGS, published
+from tests.arch.table import ARCHITECTURES as TABLE
 
 # the host's library has no class for the two
 KNOWN = sorted({path.stem for path in CONFIGS.glob("*.json")} - {"kimi-k3", "rwkv6-finch-1b6"})
@@ -117,8 +118,73 @@ def test_rwkv6_finch() -> None:
     assert gate_from_config(config) == Gate("exponential")
 
 
+def test_olmo_hybrid_7b() -> None:
+    config = published("olmo-hybrid-7b")
+    layout = layout_from_config(config)
+    assert layout.architecture == "olmo_hybrid"
+    assert len(layout.state.layers) == 24
+    assert layout.state.layers[3] == RecurrentLayer(4, "gdn", 30, 30, 96, 192, "head", 11_520, 4)
+    # a base that is null is no rotation, one that is missing is the host's default
+    assert layout.kv.layers[0] == AttentionLayer(3, "heads", 30, 128, 128, 30)
+    for rope in (None, {"rope_type": "default"}):
+        assert layout_from_config(config | {"rope_parameters": rope}).kv.layers[0].rotary == Rotary(128, 1e4)
+    del config["layer_types"]
+    assert layout_from_config(config) == layout
+
+
+def test_bamba_9b() -> None:
+    layout = layout_from_config(published("bamba-9b"))
+    assert layout.architecture == "bamba"
+    assert len(layout.state.layers) == 29
+    assert layout.state.layers[9] == RecurrentLayer(10, "mamba2", 128, 1, 128, 64, "head", 8448, 4)
+    assert [layer.index for layer in layout.kv.layers] == [9, 18, 27]
+    assert layout.kv.layers[0] == AttentionLayer(9, "heads", 8, 128, 128, 32, Rotary(64, 1e4))
+
+
+def test_nemotron_h_8b() -> None:
+    config = published("nemotron-h-8b")
+    layout = layout_from_config(config)
+    assert layout.architecture == "nemotron_h"
+    assert (layout.num_layers, len(layout.state.layers)) == (52, 24)
+    assert layout.state.layers[1] == RecurrentLayer(2, "mamba2", 128, 8, 128, 64, "head", 10_240, 4)
+    assert [layer.index for layer in layout.kv.layers] == [7, 18, 29, 40]
+    assert layout.kv.layers[0] == AttentionLayer(7, "heads", 8, 128, 128, 32)
+    # the host reads the floor alone, not the limits beside it
+    assert gate_from_config(config) == Gate(dt_min=0.001)
+    # experts for MLPs, and a number of layers that the host ignores
+    config |= {"hybrid_override_pattern": config["hybrid_override_pattern"].replace("-", "E"), "num_hidden_layers": 3}
+    assert layout_from_config(config) == layout
+
+
+def test_falcon_h1_7b() -> None:
+    layout = layout_from_config(published("falcon-h1-7b"))
+    assert layout.architecture == "falcon_h1"
+    # both in every layer
+    assert layout.num_layers == len(layout.state.layers) == len(layout.kv.layers) == 44
+    assert layout.state.layers[0] == RecurrentLayer(0, "mamba2", 24, 1, 256, 128, "head", 3584, 4)
+    assert layout.kv.layers[0] == AttentionLayer(0, "heads", 2, 128, 128, 12, Rotary(128, 1e11))
+
+
+def test_zamba2_2_7b() -> None:
+    config = published("zamba2-2.7b")
+    layout = layout_from_config(config)
+    assert layout.architecture == "zamba2"
+    assert layout.num_layers == len(layout.state.layers) == 54
+    assert layout.state.layers[6] == RecurrentLayer(6, "mamba2", 80, 1, 64, 64, "head", 5248, 4)
+    # layers that share weights do not share a cache
+    assert [layer.index for layer in layout.kv.layers] == [6, 12, 18, 24, 30, 36, 42, 47, 51]
+    assert layout.kv.layers[0] == AttentionLayer(6, "heads", 32, 160, 160, 32)
+    assert gate_from_config(config) == Gate(dt_min=0.001)
+    long = layout_from_config(config | {"use_long_context": True, "use_mem_rope": True})
+    assert (layout.max_context, long.max_context) == (4096, 16_384)
+    assert long.kv.layers[0].rotary == Rotary(160, 1e4)
+
+
 def test_what_the_embedded_host_runs() -> None:
-    assert {name for name, row in ARCHITECTURES.items() if row.hosted} == {"qwen3_5", "kimi_linear", "granite_hybrid"}
+    """Exactly what the table has a row for."""
+    assert {name for name, row in ARCHITECTURES.items() if row.hosted} == {
+        architecture_of(config().to_dict()).name for config in TABLE.values()
+    }
 
 
 @pytest.mark.parametrize("name", KNOWN)

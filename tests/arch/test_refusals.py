@@ -17,6 +17,7 @@ from tests.arch.fixtures import CONFIGS, published
         ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "Mamba-1"),
         ({"model_type": "falcon_mamba"}, "Mamba-1"),
         ({"architectures": ["JambaForCausalLM"]}, "Mamba-1"),
+        ({"model_type": "zamba"}, "Mamba-1"),
         ({"model_type": "minimax"}, "cannot resume"),
         ({"model_type": "minimax_text_01", "architectures": ["MiniMaxText01ForCausalLM"]}, "cannot resume"),
         ({"model_type": "recurrent_gemma"}, "cannot resume"),
@@ -24,6 +25,8 @@ from tests.arch.fixtures import CONFIGS, published
         ({"model_type": "some_new", "layer_types": ["full_attention", "sliding_attention"]}, "no recurrent layer"),
         ({"model_type": "some_vlm", "text_config": {"model_type": "qwen3"}}, "no recurrent layer"),
         ({"model_type": "bert_2027"}, "unknown architecture bert_2027"),
+        ({"model_type": "some_vlm", "vision_config": {}, "llm_config": {}}, "some_vlm takes images; .* text"),
+        ({"model_type": "some_alm", "audio_config": {"x": 1}}, "some_alm takes audio; .* text"),
         ({}, "neither model_type nor architectures"),
     ],
 )
@@ -34,6 +37,7 @@ def test_unsupported(config: dict[str, Any], reason: str) -> None:
     assert "Supported: Qwen3_5ForCausalLM" in message
     assert "KimiLinearForCausalLM" in message
     assert "GraniteMoeHybridForCausalLM" in message
+    assert "Zamba2ForCausalLM" in message
     # read from files, but not run
     assert "Rwkv6ForCausalLM" not in message
 
@@ -104,6 +108,22 @@ MALFORMED: list[tuple[str, dict[str, Any], str]] = [
     ("ling-3.0-flash", {"kda_safe_gate": 1}, "kda_safe_gate is 1; wanted true or false"),
     ("glm-5.3-flash", {"text_config.qk_rope_head_dim": 64}, "qk_rope_head_dim is 64; wanted 0"),
     ("glm-5.3-flash", {"text_config.linear_attn_config.safe_gate": False}, "safe_gate is False; wanted true"),
+    ("olmo-hybrid-7b", {"layer_types": ["mamba", "moe"] * 16}, "layer_types is 'moe'; wanted entries out of"),
+    ("olmo-hybrid-7b", {"linear_num_value_heads": 31}, "linear_num_value_heads is 31; wanted a multiple of"),
+    ("olmo-hybrid-7b", {"rope_parameters.rope_theta": "long"}, "rope_theta is 'long'; wanted a finite number"),
+    ("bamba-9b", {"attn_layer_indices": [9, 32]}, "attn_layer_indices is 32; wanted layer indices from 0 to 31"),
+    ("bamba-9b", {"attn_layer_indices": [True]}, "attn_layer_indices is True"),
+    ("bamba-9b", {"mamba_n_groups": 3}, "mamba_n_heads is 128; wanted a multiple of mamba_n_groups"),
+    ("nemotron-h-8b", {"hybrid_override_pattern": "M-X*"}, "hybrid_override_pattern is 'M-X.'; wanted one letter"),
+    ("nemotron-h-8b", {"hybrid_override_pattern": ""}, "hybrid_override_pattern is ''; wanted one letter"),
+    ("nemotron-h-8b", {"hybrid_override_pattern": None}, "layers_block_type and hybrid_override_pattern are missing"),
+    ("nemotron-h-8b", {"layers_block_type": ["mamba", "hybrid"]}, "layers_block_type is 'hybrid'; wanted entries"),
+    ("nemotron-h-8b", {"n_groups": 7}, "mamba_num_heads is 128; wanted a multiple of n_groups"),
+    ("falcon-h1-7b", {"mamba_d_ssm": 3000}, "mamba_d_head is 128; wanted 125|mamba_n_heads is 24"),
+    ("falcon-h1-7b", {"mamba_d_head": 64}, r"mamba_d_head is 64; wanted 128, or auto \(mamba_d_ssm / heads\)"),
+    ("zamba2-2.7b", {"layers_block_type": ["hybrid"]}, "layers_block_type .* 54 entries"),
+    ("zamba2-2.7b", {"n_mamba_heads": 81}, "n_mamba_heads is 81; wanted a divisor of mamba_expand"),
+    ("zamba2-2.7b", {"use_mem_rope": "yes"}, "use_mem_rope is 'yes'; wanted true or false"),
     ("rwkv6-finch-1b6", {"head_size": None}, "head_size is missing"),
     ("rwkv6-finch-1b6", {"head_size": 60}, "attention_hidden_size is 2048; wanted a multiple of head_size"),
     ("granite-4.0-h-tiny", {"layer_types": None}, "layer_types .* missing"),
@@ -139,6 +159,13 @@ def test_malformed(name: str, changes: dict[str, Any], message: str) -> None:
 def test_malformed_gate(limit: object) -> None:
     with pytest.raises(ConfigError, match="time_step_limit"):
         gate_from_config(published("granite-4.0-h-tiny") | {"time_step_limit": limit})
+
+
+@pytest.mark.parametrize("floor", [-1.0, "low", float("nan")])
+@pytest.mark.parametrize("name", ["nemotron-h-8b", "zamba2-2.7b"])
+def test_malformed_step_floor(name: str, floor: object) -> None:
+    with pytest.raises(ConfigError, match="time_step_min"):
+        gate_from_config(published(name) | {"time_step_min": floor})
 
 
 def test_gate_limits_are_read() -> None:

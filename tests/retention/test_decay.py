@@ -28,6 +28,11 @@ MODELS = [
     ("ling-3.0-flash", torch.float32, 0.8, 35, 4096),
     ("glm-5.3-flash", torch.float32, 0.8, 34, 8192),
     ("granite-4.0-h-tiny", torch.bfloat16, -0.3, 36, 48),
+    ("olmo-hybrid-7b", torch.bfloat16, -0.3, 24, 30),
+    ("bamba-9b", torch.bfloat16, -0.3, 29, 128),
+    ("nemotron-h-8b", torch.bfloat16, -0.3, 24, 128),
+    ("falcon-h1-7b", torch.bfloat16, -0.3, 44, 24),
+    ("zamba2-2.7b", torch.bfloat16, -0.3, 54, 80),
     ("rwkv6-finch-1b6", torch.bfloat16, 0.0, 24, 2048),
 ]
 of_every_model = pytest.mark.parametrize(("fixture", "dtype", "a_s", "layers", "units"), MODELS, ids=lambda x: str(x))
@@ -81,7 +86,7 @@ def test_horizons_are_those_of_the_files(
         rate = x.exp()
     else:
         amplitude = held.a_log.double().exp().repeat_interleave(layer.units // layer.heads)
-        softplus = amplitude * torch.log1p(x.exp())
+        softplus = amplitude * torch.log1p(x.exp()).clamp(decay.gate.dt_min, decay.gate.dt_max)
         rate = 5 * torch.sigmoid(amplitude * x) if decay.gate.form == "bounded" else softplus
     expected = (torch.log(torch.tensor(1000.0, dtype=torch.float64)) / rate).clamp(max=LONGEST_HORIZON)
     torch.testing.assert_close(decay.horizons()[-1].double(), expected, rtol=1e-5, atol=0)

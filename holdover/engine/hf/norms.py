@@ -14,8 +14,15 @@ from holdover.ops.norm import rms_norm
 OFFSETS = {
     "Qwen3_5RMSNorm": 1.0,
     "Qwen3_5MoeRMSNorm": 1.0,
+    "Qwen3NextRMSNorm": 1.0,
+    "OlmoHybridRMSNorm": 0.0,
     "KimiLinearRMSNorm": 0.0,
+    "BailingHybridRMSNorm": 0.0,
     "GraniteMoeHybridRMSNorm": 0.0,
+    "BambaRMSNorm": 0.0,
+    "NemotronHRMSNorm": 0.0,
+    "FalconH1RMSNorm": 0.0,
+    "Zamba2RMSNorm": 0.0,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,12 +20,19 @@ class Mixer(ABC):
     Args:
         module: Transformers' module; its parameters are used in place.
         layer: the layer's index in the stack.
+
+    Raises:
+        UnsupportedArchitectureError: its convolution is under another activation than SiLU.
     """
 
     def __init__(self, module: nn.Module, layer: int) -> None:
         # not a submodule: the module itself will refer to this mixer
         self.module: Any = module
         self.layer = layer
+        if self.module.activation != "silu":
+            raise UnsupportedArchitectureError(
+                f"layer {layer} puts {self.module.activation} on its convolution; only silu is computed there"
+            )
 
     def __call__(self, hidden_states: torch.Tensor, *_: Any, step: Step, **__: Any) -> torch.Tensor:
         """Mix ``hidden_states [B, T, hidden]`` along time, advancing the step's slots."""
@@ -43,16 +50,17 @@ class JoinedLinear:
 
     Args:
         linears: projections without bias, all of one input width and dtype.
+        widths: where the joined output is split again.
     """
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+    def __init__(self, linears: Sequence[nn.Linear], widths: Sequence[int]) -> None:
         self.weight = torch.cat([linear.weight.data for linear in linears])
-        self.widths = [linear.out_features for linear in linears]
-        for linear, part in zip(linears, self.weight.split(self.widths), strict=True):
+        self.widths = list(widths)
+        for linear, part in zip(linears, self.weight.split([x.out_features for x in linears]), strict=True):
             linear.weight.data = part
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Outputs of each projection, as views of one tensor."""
+        """The output of ``x [..., in]`` in parts of the widths, as views of one tensor."""
         parts: tuple[torch.Tensor, ...] = F.linear(x, self.weight).split(self.widths, dim=-1)
         return parts
 
@@ -63,7 +71,7 @@ def conv_weight(conv1d: nn.Conv1d) -> torch.Tensor:
     return weight.mT.contiguous().mT
 
 
-def install(model: nn.Module, layers: Sequence[int], mixers: Mapping[str, type[Mixer]]) -> None:
+def install(model: nn.Module, layers: Sequence[int], mixers: Mapping[str, Callable[[Any, int], Mixer]]) -> None:
     """Replace the forward of every recurrent layer's mixer.
 
     Args:

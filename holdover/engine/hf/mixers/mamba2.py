@@ -1,4 +1,4 @@
-"""Granite-4.0-H: Mamba-2."""
+"""Mamba-2 as Bamba's code computes it, which Granite, Nemotron-H and Zamba2 took over to the letter."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from holdover.engine.step import Step
 from holdover.ops.recurrence.mamba2 import torch as mamba2
 
 
-class GraniteHybridMixer(Mixer):
-    """`GraniteMoeHybridMambaLayer`."""
+class Mamba2Mixer(Mixer):
+    """A Mamba-2 layer; an architecture that projects or gates in another way overrides that."""
 
     def __init__(self, module: nn.Module, layer: int) -> None:
         super().__init__(module, layer)
@@ -23,11 +23,21 @@ class GraniteHybridMixer(Mixer):
         # parameters without a time axis, in the precision of the state
         self.fixed = {"a": -m.A_log.float().exp(), "d": m.D.float()}
 
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        """Gate, convolved channels and step sizes of ``x [B, T, hidden]``, side by side."""
+        projected: torch.Tensor = self.module.in_proj(x)
+        return projected
+
+    def gated(self, out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Readouts ``[B, T, H * d_v]`` under their gate of the same shape."""
+        gated: torch.Tensor = self.module.norm(out, gate)
+        return gated
+
     def mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Mix ``x [B, T, hidden]`` along time."""
         m = self.module
         batch, length, _ = x.shape
-        gate, xbc, dt = m.in_proj(x).split(self.widths, dim=-1)
+        gate, xbc, dt = self.project(x).split(self.widths, dim=-1)
         xbc = step.convolve(self.layer, xbc, self.conv_weight, m.conv1d.bias, m.activation)
         values, b, c = xbc.split(self.conv_widths, dim=-1)
         dt = F.softplus(dt.float() + m.dt_bias.float()).clamp(*m.time_step_limit)
@@ -42,6 +52,6 @@ class GraniteHybridMixer(Mixer):
             b=b.unflatten(-1, (m.n_groups, m.ssm_state_size)),
             c=c.unflatten(-1, (m.n_groups, m.ssm_state_size)),
         )
-        out = m.norm(out.reshape(batch, length, -1), gate)
+        out = self.gated(out.reshape(batch, length, -1), gate)
         projected: torch.Tensor = m.out_proj(out.to(x.dtype))
         return projected

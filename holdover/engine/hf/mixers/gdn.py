@@ -1,0 +1,63 @@
+"""The gated delta rule with grouped value heads, as every architecture with it computes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from holdover.engine.hf.mixers.base import JoinedLinear, Mixer, conv_weight
+from holdover.engine.step import Step
+from holdover.ops.norm import gated_rms_norm
+from holdover.ops.recurrence.gates import softplus_gate
+from holdover.ops.recurrence.gdn import torch as gdn
+
+
+class GatedDeltaMixer(Mixer):
+    """A gated delta network; architectures differ in how their projections are cut and what they are called.
+
+    Args:
+        module: Transformers' module; its parameters are used in place.
+        layer: the layer's index in the stack.
+        project: gives queries, keys and values together, the output's gate, the write strength and the decay's input.
+        norm: the module's gated norm.
+        output: the module's output projection.
+    """
+
+    def __init__(self, module: Any, layer: int, *, project: JoinedLinear, norm: Any, output: Any) -> None:
+        super().__init__(module, layer)
+        self.conv_weight = conv_weight(module.conv1d)
+        self.project, self.norm, self.output = project, norm, output
+
+    def strength(self, b: torch.Tensor) -> torch.Tensor:
+        """Write strength of its raw form ``b [B, T, H]``."""
+        return b.sigmoid()
+
+    def mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Mix ``x [B, T, hidden]`` along time."""
+        m = self.module
+        batch, length, _ = x.shape
+        qkv, z, b, a = self.project(x)
+        qkv = step.convolve(self.layer, qkv, self.conv_weight, m.conv1d.bias, m.activation)
+        q, k, v = qkv.split([m.key_dim, m.key_dim, m.value_dim], dim=-1)
+        log_decay = softplus_gate(a, m.A_log, m.dt_bias)
+        if step.tap is not None:
+            step.tap(self.layer, "log_decay", log_decay)
+        out = step.recur(
+            self.layer,
+            gdn,
+            {},
+            q=q.unflatten(-1, (m.num_k_heads, m.head_k_dim)),
+            k=k.unflatten(-1, (m.num_k_heads, m.head_k_dim)),
+            v=v.unflatten(-1, (m.num_v_heads, m.head_v_dim)),
+            log_decay=log_decay,
+            beta=self.strength(b),
+        )
+        out = gated_rms_norm(out, z.unflatten(-1, out.shape[2:]), self.norm.weight, self.norm.variance_epsilon)
+        projected: torch.Tensor = self.output(out.view(batch, length, -1))
+        return projected
+
+
+def widths(module: Any) -> tuple[int, int, int, int]:
+    """Widths of what `GatedDeltaMixer.project` gives."""
+    return module.conv_dim, module.value_dim, module.num_v_heads, module.num_v_heads

@@ -38,6 +38,7 @@ from benchmarks.decode_tune import tune
 from holdover.ops.deferred import torch as plain
 from holdover.ops.deferred import traffic
 from holdover.ops.deferred import triton as deferred
+from holdover.ops.deferred.log import Cursor
 
 # DeltaLog's own errors (Section 5.5), which a method must not exceed
 OUTPUT_LIMIT = 4.6e-3
@@ -93,33 +94,34 @@ def check(shape: Shape, scale: Scale) -> tuple[Row, bool]:
         if tensor is not None:
             tensor.fill_(torch.nan)
     length = torch.zeros(batch + 1, dtype=torch.int32, device="cuda")
+    cursor = Cursor(length, torch.full_like(length, layout.capacity))
     slots = torch.arange(1, batch + 1, device="cuda")
 
     def step(seed: int, active: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         arguments = draw(shape, (batch,), seed)
-        out = deferred.step(base, log, length, active, layout.family.pack(*arguments))
-        deferred.advance(length, active, layout.capacity)
+        out = deferred.step(base, log, cursor, active, layout.family.pack(*arguments))
+        deferred.advance(cursor, active, layout.capacity)
         return arguments, out
 
     for t in range(layout.capacity):  # sequences join one after the other: the others are padding
         step(1000 + t, torch.where(slots % layout.merge_interval > t, slots, 0))
     mixed = len(length[1:].unique())
-    state, definition = plain.logical(base, log, length, slots).double(), dense_definition(shape)
+    state, definition = plain.logical(base, log, cursor, slots).double(), dense_definition(shape)
     errors = []
     for t in range(scale.check_tokens):
         arguments, out = step(t, slots)
         expected, state = definition(state, arguments)
         errors.append(relative(out, expected))
-    state_error = relative(plain.logical(base, log, length, slots), state)
+    state_error = relative(plain.logical(base, log, cursor, slots), state)
 
     drafts = draw(shape, (batch, 4), seed=5000)
-    out = deferred.verify(base, log, length, slots, layout.family.pack(*drafts))
-    deferred.advance(length, slots, layout.capacity, 4)
+    out = deferred.verify(base, log, cursor, slots, layout.family.pack(*drafts))
+    deferred.advance(cursor, slots, layout.capacity, drafts=4)
     constant = {"mamba2": (2, 5), "rwkv6": (4,)}.get(layout.family.name, ())
     for t in range(4):
         expected, state = definition(state, tuple(x if i in constant else x[:, t] for i, x in enumerate(drafts)))
         errors.append(relative(out[:, t], expected))
-    draft_error = relative(plain.logical(base, log, length, slots), state)
+    draft_error = relative(plain.logical(base, log, cursor, slots), state)
 
     clean = bool(base[0].isnan().all()) and mixed == layout.merge_interval
     worst = float(torch.tensor(errors).max())  # unlike Python's, this maximum keeps a NaN

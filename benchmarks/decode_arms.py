@@ -18,7 +18,7 @@ from torch import Tensor
 
 from holdover.ops.deferred import triton as deferred
 from holdover.ops.deferred.family import FAMILIES, Family
-from holdover.ops.deferred.log import Log, LogLayout
+from holdover.ops.deferred.log import Cursor, Log, LogLayout
 from holdover.ops.deferred.tiling import Tiling
 
 # bytes of state behind one graph: far more than any cache, so that every step comes from memory, as in a model whose
@@ -113,11 +113,11 @@ class Arm:
     fields: dict[str, Any]
 
 
-def phases(cell: Cell, merge_interval: int, fill: int | None) -> Tensor:
-    """Lengths: all at ``fill``, or spread over a cycle."""
+def phases(cell: Cell, merge_interval: int, fill: int | None) -> Cursor:
+    """Lengths all at ``fill``, or spread over a cycle; a full log folds."""
     length = torch.zeros(cell.batch + 1, dtype=torch.int32, device="cuda")
     length[1:] = torch.arange(cell.batch, device="cuda") % merge_interval if fill is None else fill
-    return length
+    return Cursor(length, torch.full_like(length, merge_interval - 1))
 
 
 def logs(cell: Cell, layout: LogLayout) -> list[Log]:
@@ -139,14 +139,14 @@ def deferred_arm(
 ) -> Arm:
     """Our step. With ``fill`` the lengths stay there: every step appends at it, or folds where the log is full."""
     layout = cell.shape.layout(merge_interval)
-    length, of_layer = phases(cell, merge_interval, fill), logs(cell, layout)
+    cursor, of_layer = phases(cell, merge_interval, fill), logs(cell, layout)
     packed = [layout.family.pack(*x) for x in cell.arguments]
 
     def run() -> None:
         for base, log, inputs in zip(cell.bases, of_layer, packed, strict=True):
-            deferred.step(base, log, length, cell.slots, inputs, tiling)
+            deferred.step(base, log, cursor, cell.slots, inputs, tiling)
         if fill is None:
-            deferred.advance(length, cell.slots, layout.capacity)
+            deferred.advance(cursor, cell.slots, layout.capacity)
 
     return Arm(method, run, {"merge_interval": merge_interval, "fill": fill})
 
@@ -154,13 +154,13 @@ def deferred_arm(
 def verify_arm(cell: Cell, drafts: int, merge_interval: int) -> Arm:
     """Our verification, every draft accepted, so that folds come as often as they can."""
     layout = cell.shape.layout(merge_interval)
-    length, of_layer = phases(cell, merge_interval, None), logs(cell, layout)
+    cursor, of_layer = phases(cell, merge_interval, None), logs(cell, layout)
     packed = [layout.family.pack(*draw(cell.shape, (cell.batch, drafts), seed=i)) for i in range(cell.layers)]
 
     def run() -> None:
         for base, log, inputs in zip(cell.bases, of_layer, packed, strict=True):
-            deferred.verify(base, log, length, cell.slots, inputs)
-        deferred.advance(length, cell.slots, layout.capacity, drafts)
+            deferred.verify(base, log, cursor, cell.slots, inputs)
+        deferred.advance(cursor, cell.slots, layout.capacity, drafts=drafts)
 
     return Arm("holdover-verify", run, {"merge_interval": merge_interval, "fill": None, "drafts": drafts})
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import product
 from types import ModuleType
 
 import pytest
@@ -19,7 +20,7 @@ from holdover.errors import ConfigError
 from holdover.ops.deferred import naive
 from holdover.ops.deferred import torch as plain
 from holdover.ops.deferred.family import FAMILIES, Family, Inputs
-from holdover.ops.deferred.log import Log, LogLayout
+from holdover.ops.deferred.log import Cursor, Log, LogLayout
 from tests.helpers import assert_close
 from tests.ops.families import CASES, RWKV6, Case
 
@@ -61,7 +62,7 @@ class Pool:
     layout: LogLayout
     base: Tensor
     log: Log
-    length: Tensor
+    cursor: Cursor
 
     @classmethod
     def make(cls, case: Case, name: str, merge_interval: int, slots: int, dtype: torch.dtype = torch.float32) -> Pool:
@@ -71,7 +72,8 @@ class Pool:
         wide = torch.full((slots, 2, case.heads, case.d_k, case.d_v), float("nan"))
         wide[1:, 1] = torch.randn(wide[1:, 1].shape, generator=torch.Generator().manual_seed(1))
         length = torch.zeros(slots, dtype=torch.int32, device=DEVICE)
-        pool = cls(case, form_of(name), layout, wide.to(DEVICE)[:, 1], layout.allocate(slots, DEVICE), length)
+        cursor = Cursor(length, torch.full_like(length, layout.capacity))
+        pool = cls(case, form_of(name), layout, wide.to(DEVICE)[:, 1], layout.allocate(slots, DEVICE), cursor)
         for tensor in pool.log_tensors():
             tensor.fill_(float("nan"))
         return pool
@@ -80,7 +82,7 @@ class Pool:
         log = self.log
         scales = None if log.scales is None else log.scales.clone()
         copied = Log(log.layout, log.keys.clone(), log.values.clone(), log.decays.clone(), scales)
-        return replace(self, base=self.base.clone(), log=copied, length=self.length.clone())
+        return replace(self, base=self.base.clone(), log=copied, cursor=Cursor(*(x.clone() for x in self.cursor)))
 
     def log_tensors(self) -> list[Tensor]:
         return [x for x in (self.log.keys, self.log.values, self.log.decays, self.log.scales) if x is not None]
@@ -88,21 +90,23 @@ class Pool:
     def inputs(self, arguments: tuple[Tensor, ...]) -> Inputs:
         return family_of(self.case).pack(*(x.to(DEVICE) for x in arguments))
 
-    def step(self, slots: list[int], arguments: tuple[Tensor, ...], form: ModuleType | None = None) -> Tensor:
+    def step(
+        self, slots: list[int], arguments: tuple[Tensor, ...], form: ModuleType | None = None, dense: bool = False
+    ) -> Tensor:
         index = torch.tensor(slots, device=DEVICE)
         form = form or self.form
-        out = form.step(self.base, self.log, self.length, index, self.inputs(arguments))
-        form.advance(self.length, index, self.layout.capacity)
+        out = form.step(self.base, self.log, self.cursor, index, self.inputs(arguments))
+        form.advance(self.cursor, index, self.layout.capacity, dense=dense)
         return out.cpu()
 
     def verify(self, slots: list[int], arguments: tuple[Tensor, ...]) -> Tensor:
         index, inputs = torch.tensor(slots, device=DEVICE), self.inputs(arguments)
-        out = self.form.verify(self.base, self.log, self.length, index, inputs)
-        self.form.advance(self.length, index, self.layout.capacity, drafts=inputs.v.shape[1])
+        out = self.form.verify(self.base, self.log, self.cursor, index, inputs)
+        self.form.advance(self.cursor, index, self.layout.capacity, drafts=inputs.v.shape[1])
         return out.cpu()
 
     def states(self, slots: list[int]) -> Tensor:
-        return plain.logical(self.base, self.log, self.length, torch.tensor(slots, device=DEVICE)).cpu()
+        return plain.logical(self.base, self.log, self.cursor, torch.tensor(slots, device=DEVICE)).cpu()
 
     def fill(self, slots: list[int], fills: Sequence[int]) -> None:
         """Bring each slot to a log of so many entries, by the plain form."""
@@ -110,7 +114,7 @@ class Pool:
             arguments = self.case.arguments(1, fill, seed=100 + fill)
             for t in range(fill):
                 self.step([slot], self.case.at(arguments, t), form=plain)
-        assert self.length[slots].tolist() == list(fills)
+        assert self.cursor.length[slots].tolist() == list(fills)
 
 
 @each_case
@@ -147,7 +151,7 @@ def test_step_at_every_fill(case: Case, name: str, merge_interval: int) -> None:
     out = pool.step([0, *slots], case.at(arguments, 0))
     assert_close("outputs", out[1:], expected[:, 0], RTOL)
     assert_close("states", pool.states(slots), dense, RTOL)
-    assert pool.length.tolist() == [0, *((fill + 1) % merge_interval for fill in fills), 0]
+    assert pool.cursor.length.tolist() == [0, *((fill + 1) % merge_interval for fill in fills), 0]
     assert (out[0] == 0).all()
     assert torch.equal(pool.base[-1], other)
     assert all(x[[0, -1]].isnan().all() for x in [pool.base[:1], *pool.log_tensors()])
@@ -221,7 +225,10 @@ def go_on_after(pool: Pool, case: Case, before: Tensor, drafts: tuple[Tensor, ..
     dense = before.double()
     if accepted:
         _, dense = case.reference(before, case.at(drafts, slice(0, accepted)))
-    pool.length[2] -= int(pool.inputs(drafts).v.shape[1]) - accepted
+    taken = pool.inputs(drafts).v.shape[1] - accepted
+    index, counts = torch.tensor([0, 2], device=DEVICE), torch.tensor([7, taken], dtype=torch.int32, device=DEVICE)
+    pool.form.rollback(pool.cursor, index, counts)
+    assert pool.cursor.length.tolist()[:2] == [0, 0]
     assert_close("state taken back", pool.states([2]), dense, RTOL)
     expected, dense = case.reference(dense, following)
     assert_close("next output", pool.step([2], case.at(following, 0), form=plain), expected[:, 0], RTOL)
@@ -237,16 +244,79 @@ def test_fold_writes_what_the_log_says(case: Case, name: str) -> None:
     expected = pool.states(slots)
     index, other = torch.tensor([0, *slots], device=DEVICE), pool.base[5].clone()
 
-    pool.form.fold(pool.base, pool.log, pool.length, index, room=2)
+    pool.form.fold(pool.base, pool.log, pool.cursor, index, room=2)
     roomy = pool.base[[1, 2]].clone()
-    pool.length[[3, 4]] = 0  # fills 2 and 3 had no room for two entries more
+    pool.cursor.length[[3, 4]] = 0  # fills 2 and 3 had no room for two entries more
     assert_close("with room", pool.states(slots), expected, RTOL)
     assert torch.equal(pool.base[[1, 2]], roomy)
-    pool.form.fold(pool.base, pool.log, pool.length, index)
-    pool.length[1:] = 0
+    pool.form.fold(pool.base, pool.log, pool.cursor, index)
+    pool.cursor.length[1:] = 0
     assert_close("all", pool.base[slots].cpu(), expected, RTOL)
     assert torch.equal(pool.base[5], other)
     assert pool.base[0].isnan().all()
+
+
+@each_case
+@each_form
+def test_materialise_at_every_fill(case: Case, name: str) -> None:
+    """A copy of the logical state is what a fold would write; source and log stay, bit by bit."""
+    case, slots, targets = small(case), [1, 2, 3, 4], [8, 5, 7, 6]
+    pool = Pool.make(case, name, 4, 10)
+    pool.fill(slots, range(4))
+    folded, before = pool.copy(), pool.copy()
+    folded.form.fold(folded.base, folded.log, folded.cursor, torch.tensor(slots, device=DEVICE))
+
+    sources = torch.tensor([*slots, 3, 2], device=DEVICE)
+    pool.form.materialise(pool.base, pool.log, pool.cursor, sources, torch.tensor([*targets, 0, 9], device=DEVICE))
+    assert torch.equal(pool.base[targets], folded.base[slots])
+    assert torch.equal(pool.base[9], folded.base[2])
+    assert torch.equal(pool.base[8], before.base[1])  # an empty log
+    assert torch.equal(pool.base[slots], before.base[slots])
+    assert pool.base[0].isnan().all()
+    for one, other in zip((*pool.log_tensors(), *pool.cursor), (*before.log_tensors(), *before.cursor), strict=True):
+        assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+
+
+@each_case
+@each_form
+def test_steps_at_mixed_limits(case: Case, name: str) -> None:
+    """A slot folds at its own limit, and at any fill beyond it; what is not live stays out."""
+    case, capacity = small(case), 3
+    fills, limits = zip(*product(range(capacity + 1), repeat=2), strict=True)
+    slots = list(range(1, len(fills) + 1))
+    pool = Pool.make(case, name, capacity + 1, len(slots) + 1)
+    pool.fill(slots, fills)
+    pool.cursor.limit[1:] = torch.tensor(limits, dtype=torch.int32)
+    before, arguments = pool.copy(), case.arguments(len(slots), 1, seed=13)
+    expected, dense = case.reference(pool.states(slots), arguments)
+    assert_close("outputs", pool.step(slots, case.at(arguments, 0)), expected[:, 0], RTOL)
+    assert_close("states", pool.states(slots), dense, RTOL)
+    for slot, fill, limit in zip(slots, fills, limits, strict=True):
+        assert pool.cursor.length[slot] == (0 if fill >= limit else fill + 1)
+        assert torch.equal(pool.base[slot], before.base[slot]) == (fill < limit)
+
+
+@each_case
+@each_form
+def test_dense_and_deferred_in_turn(case: Case, name: str) -> None:
+    """Dense from the start, deferred, dense again; while dense, no step touches the log."""
+    case, slots, capacity = small(case), [2, 3], 3
+    pool = Pool.make(case, name, capacity + 1, 4)
+    pool.cursor.limit.zero_()
+    state, logged = pool.states(slots), []
+    turns = [True] * 2 + [False] * 7 + [True] * 6
+    arguments = case.arguments(2, len(turns), seed=14)
+    for t, dense in enumerate(turns):
+        expected, state = case.reference(state, case.at(arguments, slice(t, t + 1)))
+        assert_close("outputs", pool.step(slots, case.at(arguments, t), dense=dense), expected[:, 0], RTOL)
+        assert_close("states", pool.states(slots), state, RTOL)
+        logged.append(not pool.log.keys.isnan().all())
+        if pool.cursor.limit[slots].eq(0).all():
+            pool.log.keys.fill_(float("nan"))
+    assert logged[:2] == [False, False]
+    assert logged[3]
+    assert logged[-2:] == [False, False]
+    assert pool.cursor.length[slots].tolist() == pool.cursor.limit[slots].tolist() == [0, 0]
 
 
 @each_case
@@ -303,6 +373,6 @@ def test_kernels_refuse_what_they_cannot_read() -> None:
     index = torch.tensor([1], device=DEVICE)
     inputs = pool.inputs(case.at(case.arguments(1, 1), 0))
     with pytest.raises(ConfigError, match="contiguous"):
-        form.step(pool.base.mT, pool.log, pool.length, index, inputs)
+        form.step(pool.base.mT, pool.log, pool.cursor, index, inputs)
     with pytest.raises(ConfigError, match="raise the merge interval"):
-        form.verify(pool.base, pool.log, pool.length, index, pool.inputs(case.arguments(1, 3)))
+        form.verify(pool.base, pool.log, pool.cursor, index, pool.inputs(case.arguments(1, 3)))

@@ -30,13 +30,13 @@ def step(
     Returns:
         ``[B, C]`` in x's dtype.
     """
-    _check(activation)
+    check(activation)
     taps = weight.mT.float().contiguous()  # [W, C]
     out = torch.empty_like(x)
     for part, history in in_place(pool, slots):
         inputs = torch.cat([history.to(x.dtype), x[part].unsqueeze(1)], dim=1)  # [b, W, C]
         history.copy_(inputs[:, 1:])
-        out[part] = _finish((inputs * taps).sum(1), bias, activation)
+        out[part] = finish((inputs * taps).sum(1), bias, activation)
     return out
 
 
@@ -56,7 +56,7 @@ def sequence(
     Returns:
         ``[B, T, C]`` in x's dtype.
     """
-    _check(activation)
+    check(activation)
     taps = weight.mT.float().contiguous().unbind()  # W of [C]
     past = len(taps) - 1
     out = torch.empty_like(x)
@@ -80,16 +80,17 @@ def _convolve(inputs: Tensor, taps: Sequence[Tensor], out: Tensor, bias: Tensor 
         y = window[:, :length] * taps[0]
         for offset, tap in enumerate(taps[1:], start=1):
             y.addcmul_(window[:, offset : offset + length], tap)
-        out[:, start : start + length] = _finish(y, bias, activation)
+        out[:, start : start + length] = finish(y, bias, activation)
 
 
-def _check(activation: str | None) -> None:
+def check(activation: str | None) -> None:
+    """Raise ValueError unless ``activation`` is one that `finish` knows."""
     if activation not in ("silu", None):
         raise ValueError(f"activation is {activation!r}, want 'silu' or None")
 
 
-def _finish(y: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-    """Bias and activation on ``y`` in place."""
+def finish(y: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    """Bias ``[C]`` and activation on fp32 ``y [..., C]``, in place."""
     if bias is not None:
         y += bias
     return y if activation is None else F.silu(y, inplace=True)

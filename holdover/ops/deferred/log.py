@@ -1,10 +1,11 @@
-"""The log of a layer: which tensors it has, in which order and dtype, and how many bytes they take."""
+"""The log of a layer: which tensors it has, in which order and dtype, how many bytes they take, and its cursor."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ class LogLayout:
     An entry is what one token wrote: the raw key, the value-side factor, and in fp32 the log decay from the last fold
     up to and including the token and, where the family has one, the key's factor. The cumulative decay of DeltaLog's
     Section 3.1 is the newest entry's and needs no tensor of its own. How many entries are live belongs to the step,
-    not to a layer: the caller keeps one ``length [S]`` int32 for all layers.
+    not to a layer: the caller keeps one `Cursor` for all layers.
 
     Args:
         family: the recurrence.
@@ -105,3 +106,44 @@ class Log:
     values: Tensor
     decays: Tensor
     scales: Tensor | None = None
+
+
+class Cursor(NamedTuple):
+    """Where every slot's log stands; all layers of a step share it, and it moves once they all are done.
+
+    Attributes:
+        length: live entries ``[S]`` int32.
+        limit: live entries at which a slot's next step folds ``[S]`` int32, at most the log's capacity; with 0 every
+            step is the dense recurrence in place.
+    """
+
+    length: Tensor
+    limit: Tensor
+
+
+def next_cursor(
+    length: int, limit: int, slot: int, capacity: int, *, drafts: int | None = None, dense: bool = False
+) -> tuple[int, int]:
+    """Length and limit of a slot after a step, or after a verification of ``drafts`` tokens; slot 0 stays.
+
+    A slot that leaves the dense recurrence folds first after a number of entries of its own, so that those that leave
+    it together do not fold together ever after. One that is to be dense becomes so when it folds.
+
+    Args:
+        length: live entries before.
+        limit: entries at which the slot folds.
+        slot: which one it is.
+        capacity: entries that a log holds.
+        drafts: tokens that were verified, or None for one step.
+        dense: whether slots are to be dense from their next fold on.
+    """
+    if slot == 0:
+        return length, limit
+    folded = length >= limit if drafts is None else length + drafts > capacity
+    added, restart = (1, 0) if drafts is None else (drafts, drafts)
+    length = restart if folded else length + added
+    if capacity == 0 or (dense and folded):
+        return length, 0
+    if limit == 0:
+        return length, 0 if dense else 1 + slot % capacity
+    return length, capacity if folded else limit

@@ -1,6 +1,6 @@
 """Deferred recurrence on a pool of slots, in fp32 whatever the inputs' dtype.
 
-No function here writes ``length``: it is the same for every layer of a step, and `advance` moves it once all layers are
+Only `advance` and `rollback` write the cursor: it is the same for every layer of a step, and moves once all layers are
 done. Rows with slot 0 are padding: their output is zero and nothing of slot 0 is read or written.
 """
 
@@ -10,35 +10,36 @@ import torch
 from torch import Tensor
 
 from holdover.ops.deferred.family import Inputs
-from holdover.ops.deferred.log import FLOOR, Log
+from holdover.ops.deferred.log import FLOOR, Cursor, Log
 from holdover.ops.recurrence.delta import inverse_norm
 
 
-def step(base: Tensor, log: Log, length: Tensor, slots: Tensor, inputs: Inputs) -> Tensor:
-    """One token of every slot: append it to the log, or fold it and the log into the base where the log is full.
+def step(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs) -> Tensor:
+    """One token of every slot: append it to the log, or fold it and the log into the base where the limit is reached.
 
     Args:
         base: ``[S, H, d_k, d_v]`` fp32; may be strided over S.
         log: of the same slots.
-        length: live entries ``[S]`` int32.
+        cursor: of the same slots.
         slots: ``[B]`` int64, distinct but for zeros.
         inputs: of one token, ``[B, ...]``.
 
     Returns:
         ``[B, H, d_v]`` in q's dtype.
     """
-    return _step(base, log, length[slots].long(), slots, inputs)
+    live = cursor.length[slots].long()
+    return _step(base, log, live, live >= cursor.limit[slots], slots, inputs)
 
 
-def verify(base: Tensor, log: Log, length: Tensor, slots: Tensor, inputs: Inputs) -> Tensor:
+def verify(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs) -> Tensor:
     """T tokens of every slot, all of them kept in the log so that the last ones can be taken back.
 
-    A log without room for them is folded first. Taking back n tokens is ``length -= n`` after `advance`.
+    A log without room for them is folded first, whatever its limit. `rollback` takes tokens back after `advance`.
 
     Args:
         base: ``[S, H, d_k, d_v]`` fp32; may be strided over S.
         log: of the same slots; holds at least T entries.
-        length: live entries ``[S]`` int32.
+        cursor: of the same slots.
         slots: ``[B]`` int64, distinct but for zeros.
         inputs: of T tokens, ``[B, T, ...]``.
 
@@ -46,44 +47,71 @@ def verify(base: Tensor, log: Log, length: Tensor, slots: Tensor, inputs: Inputs
         ``[B, T, H, d_v]`` in q's dtype.
     """
     tokens = inputs.v.shape[1]
-    fold(base, log, length, slots, room=tokens)
-    live = length[slots].long()
+    fold(base, log, cursor, slots, room=tokens)
+    live = cursor.length[slots].long()
     live = torch.where(live + tokens > log.layout.capacity, 0, live)
-    return torch.stack([_step(base, log, live + t, slots, inputs.at(t)) for t in range(tokens)], dim=1)
+    full = torch.zeros_like(live, dtype=torch.bool)
+    return torch.stack([_step(base, log, live + t, full, slots, inputs.at(t)) for t in range(tokens)], dim=1)
 
 
-def advance(length: Tensor, slots: Tensor, capacity: int, drafts: int | None = None) -> None:
-    """Move ``length [S]`` at ``slots`` past a `step`, or past a `verify` of ``drafts`` tokens; slot 0 stays."""
+def advance(cursor: Cursor, slots: Tensor, capacity: int, *, drafts: int | None = None, dense: bool = False) -> None:
+    """Move the cursor at ``slots`` past a `step`, or past a `verify` of ``drafts`` tokens, as `next_cursor` does."""
     slots = slots[slots != 0]
-    live, added = length[slots], 1 if drafts is None else drafts
-    length[slots] = torch.where(live + added > capacity, 0 if drafts is None else drafts, live + added).to(length.dtype)
+    length, limit = (x[slots] for x in cursor)
+    folded = length >= limit if drafts is None else length + drafts > capacity
+    added, restart = (1, 0) if drafts is None else (drafts, drafts)
+    cursor.length[slots] = torch.where(folded, restart, length + added).to(length.dtype)
+    cycle = torch.where(folded, 0 if dense else capacity, limit)
+    first = 1 + slots % capacity if capacity and not dense else 0
+    cursor.limit[slots] = torch.where(limit == 0, first, cycle).to(limit.dtype)
 
 
-def fold(base: Tensor, log: Log, length: Tensor, slots: Tensor, room: int | None = None) -> None:
+def rollback(cursor: Cursor, slots: Tensor, counts: Tensor) -> None:
+    """Take the newest ``counts [B]`` int32 entries of each slot's log back; slot 0 stays."""
+    real = slots != 0
+    cursor.length[slots[real]] -= counts[real]
+
+
+def fold(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, room: int | None = None) -> None:
     """Write the logical state of ``slots`` into their bases; their lengths have yet to become 0.
 
     With ``room``, only of those slots whose log cannot take so many entries more.
     """
-    live = length[slots]
+    live = cursor.length[slots]
     chosen = (slots != 0) & (live > 0)
     if room is not None:
         chosen &= live + room > log.layout.capacity
     slots = slots[chosen]
-    base[slots] = logical(base, log, length, slots)
+    base[slots] = logical(base, log, cursor, slots)
 
 
-def logical(base: Tensor, log: Log, length: Tensor, slots: Tensor) -> Tensor:
+def materialise(base: Tensor, log: Log, cursor: Cursor, sources: Tensor, targets: Tensor) -> None:
+    """Write the logical state of each source into its target's base; nothing else changes.
+
+    Args:
+        base: ``[S, H, d_k, d_v]`` fp32; may be strided over S.
+        log: of the same slots.
+        cursor: of the same slots.
+        sources: ``[B]`` int64; may repeat.
+        targets: ``[B]`` int64, distinct but for zeros and none of them a source; a pair with a zero is skipped.
+    """
+    real = (sources != 0) & (targets != 0)
+    base[targets[real]] = logical(base, log, cursor, sources[real])
+
+
+def logical(base: Tensor, log: Log, cursor: Cursor, slots: Tensor) -> Tensor:
     """The dense states ``[B, H, d_k, d_v]`` that base and log at ``slots`` stand for (Eq. 7); changes nothing."""
-    live = length[slots].long()
+    live = cursor.length[slots].long()
     total = _cumulative(log, live, slots)
     return _materialise(base, log, live, slots, total)
 
 
-def _step(base: Tensor, log: Log, live: Tensor, slots: Tensor, inputs: Inputs) -> Tensor:
+def _step(base: Tensor, log: Log, live: Tensor, full: Tensor, slots: Tensor, inputs: Inputs) -> Tensor:
+    """One token after ``live [B]`` entries: folded where ``full [B]``, appended elsewhere."""
     real = slots.nonzero().squeeze(1)
     if len(real) < len(slots):
         out = torch.zeros(inputs.v.shape, dtype=inputs.q.dtype, device=inputs.q.device)
-        out[real] = _step(base, log, live[real], slots[real], inputs.rows(real))
+        out[real] = _step(base, log, live[real], full[real], slots[real], inputs.rows(real))
         return out
 
     family, heads = log.layout.family, inputs.v.shape[1]
@@ -104,7 +132,6 @@ def _step(base: Tensor, log: Log, live: Tensor, slots: Tensor, inputs: Inputs) -
     if inputs.skip is not None:
         out = torch.addcmul(out, inputs.skip.float().unsqueeze(-1), v)
 
-    full = live == log.layout.capacity
     _append(log, live[~full], slots[~full], [x[~full] for x in (inputs.k, written, total, scale)])
     if full.any():
         folded = _materialise(base, log, live[full], slots[full], total[full])

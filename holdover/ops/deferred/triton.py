@@ -1,7 +1,7 @@
 """Deferred recurrence on a GPU: one launch for slots in any phase, so that one CUDA graph serves them all.
 
 The same functions as in `torch`, with the same contracts. A program owns one value tile of one head of one slot; it
-reads its slot's log length from memory and appends or folds accordingly. With a merge interval of 1 the step is the
+reads its slot's cursor from memory and appends or folds accordingly. With a merge interval of 1 the step is the
 dense recurrence in place. Nothing here allocates but the output, waits for the device or reads back from it.
 """
 
@@ -15,23 +15,24 @@ from torch import Tensor
 
 from holdover.errors import ConfigError
 from holdover.ops.deferred.family import PER_TOKEN, Inputs
-from holdover.ops.deferred.kernels.fold import advance_kernel, fold_kernel
+from holdover.ops.deferred.kernels.cursor import advance_kernel, rollback_kernel
+from holdover.ops.deferred.kernels.fold import fold_kernel
 from holdover.ops.deferred.kernels.step import step_kernel
 from holdover.ops.deferred.kernels.verify import verify_kernel
-from holdover.ops.deferred.log import FLOOR, Log
+from holdover.ops.deferred.log import FLOOR, Cursor, Log
 from holdover.ops.deferred.tiling import Tiling, choose, choose_verify
 from holdover.ops.recurrence.delta import EPS
 
-ADVANCE_BLOCK = 128
+CURSOR_BLOCK = 128
 
 
-def step(base: Tensor, log: Log, length: Tensor, slots: Tensor, inputs: Inputs, tiling: Tiling | None = None) -> Tensor:
-    """One token of every slot: append it to the log, or fold it and the log into the base where the log is full.
+def step(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs, tiling: Tiling | None = None) -> Tensor:
+    """One token of every slot: append it to the log, or fold it and the log into the base where the limit is reached.
 
     Args:
         base: ``[S, H, d_k, d_v]`` fp32; may be strided over S.
         log: of the same slots.
-        length: live entries ``[S]`` int32; `advance` moves it after the last layer.
+        cursor: of the same slots; `advance` moves it after the last layer.
         slots: ``[B]`` int64, distinct but for zeros; a row with slot 0 is padding and its output is zero.
         inputs: of one token, ``[B, ...]``; may be strided over B.
         tiling: block sizes, chosen by the layout and B if None.
@@ -48,7 +49,7 @@ def step(base: Tensor, log: Log, length: Tensor, slots: Tensor, inputs: Inputs, 
     out = torch.empty(inputs.v.shape, dtype=inputs.q.dtype, device=inputs.q.device)
     step_kernel[(batch * layout.heads * (layout.d_v // tiling.columns),)](
         *_state(base, log),
-        length,
+        *cursor,
         slots,
         *inputs,
         out,
@@ -67,16 +68,16 @@ def step(base: Tensor, log: Log, length: Tensor, slots: Tensor, inputs: Inputs, 
 
 
 def verify(
-    base: Tensor, log: Log, length: Tensor, slots: Tensor, inputs: Inputs, tiling: Tiling | None = None
+    base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs, tiling: Tiling | None = None
 ) -> Tensor:
     """T tokens of every slot, all of them kept in the log so that the last ones can be taken back.
 
-    A log without room for them is folded first. Taking back n tokens is ``length -= n`` after `advance`.
+    A log without room for them is folded first, whatever its limit. `rollback` takes tokens back after `advance`.
 
     Args:
         base: as in `step`.
         log: of the same slots; holds at least T entries.
-        length: as in `step`.
+        cursor: as in `step`.
         slots: as in `step`.
         inputs: of T tokens, ``[B, T, ...]``; may be strided over B and T.
         tiling: block sizes, chosen by the layout and B if None.
@@ -93,11 +94,11 @@ def verify(
     tiling = tiling or choose_verify(layout, batch)
     inputs = _checked(base, log, inputs, leading=2)
     # a launch of its own: tiles of one head share the entries that the drafts then overwrite
-    fold(base, log, length, slots, room=tokens)
+    fold(base, log, cursor, slots, room=tokens)
     out = torch.empty(inputs.v.shape, dtype=inputs.q.dtype, device=inputs.q.device)
     verify_kernel[(batch * layout.heads * (layout.d_v // tiling.columns),)](
         *_state(base, log),
-        length,
+        cursor.length,
         slots,
         *inputs,
         out,
@@ -117,27 +118,49 @@ def verify(
     return out
 
 
-def advance(length: Tensor, slots: Tensor, capacity: int, drafts: int | None = None) -> None:
-    """Move ``length [S]`` at ``slots`` past a `step`, or past a `verify` of ``drafts`` tokens; slot 0 stays."""
-    added, restart = (1, 0) if drafts is None else (drafts, drafts)
-    advance_kernel[(triton.cdiv(len(slots), ADVANCE_BLOCK),)](
-        length, slots, len(slots), capacity, added, restart, ADVANCE_BLOCK, num_warps=1
-    )
+def advance(cursor: Cursor, slots: Tensor, capacity: int, *, drafts: int | None = None, dense: bool = False) -> None:
+    """Move the cursor at ``slots`` past a `step`, or past a `verify` of ``drafts`` tokens, as `next_cursor` does."""
+    grid = (triton.cdiv(len(slots), CURSOR_BLOCK),)
+    advance_kernel[grid](*cursor, slots, len(slots), capacity, drafts, dense, CURSOR_BLOCK, num_warps=1)
 
 
-def fold(base: Tensor, log: Log, length: Tensor, slots: Tensor, room: int | None = None) -> None:
+def rollback(cursor: Cursor, slots: Tensor, counts: Tensor) -> None:
+    """Take the newest ``counts [B]`` int32 entries of each slot's log back; slot 0 stays."""
+    grid = (triton.cdiv(len(slots), CURSOR_BLOCK),)
+    rollback_kernel[grid](cursor.length, slots, counts, len(slots), CURSOR_BLOCK, num_warps=1)
+
+
+def fold(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, room: int | None = None) -> None:
     """Write the logical state of ``slots`` into their bases; their lengths have yet to become 0.
 
     With ``room``, only of those slots whose log cannot take so many entries more.
     """
+    _fold(base, log, cursor, slots, None, log.layout.merge_interval if room is None else room)
+
+
+def materialise(base: Tensor, log: Log, cursor: Cursor, sources: Tensor, targets: Tensor) -> None:
+    """Write the logical state of each source into its target's base; nothing else changes.
+
+    Args:
+        base: as in `step`.
+        log: of the same slots.
+        cursor: as in `step`.
+        sources: ``[B]`` int64; may repeat.
+        targets: ``[B]`` int64, distinct but for zeros and none of them a source; a pair with a zero is skipped.
+    """
+    _fold(base, log, cursor, sources, targets, log.layout.merge_interval)
+
+
+def _fold(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, targets: Tensor | None, room: int) -> None:
     layout, batch = log.layout, len(slots)
     tiling = choose(layout, batch)
     fold_kernel[(batch * layout.heads * (layout.d_v // tiling.columns),)](
         *_state(base, log),
-        length,
+        cursor.length,
         slots,
+        targets,
         *_slot_strides(base, log),
-        room=layout.merge_interval if room is None else room,
+        room=room,
         **_shape(log),
         per_key=layout.family.per_key,
         floor=FLOOR,

@@ -1,4 +1,4 @@
-"""Fold logs into bases, and move the lengths that all layers share."""
+"""Fold logs into bases."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def fold_kernel(
     scales: tl.tensor,
     length: tl.tensor,
     slots: tl.tensor,
+    targets: tl.tensor,
     base_stride: tl.tensor,
     keys_stride: tl.tensor,
     values_stride: tl.tensor,
@@ -35,44 +36,36 @@ def fold_kernel(
     entries: tl.constexpr,
     stages: tl.constexpr,
 ) -> None:
-    """Fold the logs that hold something and have no ``room``; a program has one value tile of one head."""
+    """Program ``(sequence, head, tile)``: fold a log that holds something and has no ``room`` into its own base.
+
+    With ``targets``, every slot's logical state goes to its target's base instead, and its own stays as it is.
+    """
     tiles: tl.constexpr = d_v // columns
     group: tl.constexpr = heads // key_heads
     width: tl.constexpr = d_k if per_key else 1
     program = tl.program_id(0)
     head = program // tiles % heads
-    slot = tl.load(slots + program // (tiles * heads)).to(tl.int64)
+    sequence = program // (tiles * heads)
+    slot = tl.load(slots + sequence).to(tl.int64)
     if slot == 0:
         return
     live = tl.load(length + slot)
-    if live == 0 or live + room <= capacity:
+    target = slot
+    idle = live == 0 or live + room <= capacity
+    if targets is not None:
+        target = tl.load(targets + sequence).to(tl.int64)
+        idle = target == 0
+    if idle:
         return
     if scales is not None:
         scales += slot * scales_stride + head * capacity
     column = program % tiles * columns + tl.arange(0, columns)
     fold_tile(
         base + slot * base_stride + head * (d_k * d_v),
+        base + target * base_stride + head * (d_k * d_v),
         keys + slot * keys_stride + head // group * (capacity * d_k),
         values + slot * values_stride + head * (capacity * d_v),
         decays + slot * decays_stride + head * (capacity * width),
         scales, live, None, None, None, None, None, column,
         d_k, d_v, capacity, False, per_key, floor, fold_rows, entries, stages,
     )  # fmt: skip
-
-
-@jit
-def advance_kernel(
-    length: tl.tensor,
-    slots: tl.tensor,
-    count: tl.tensor,
-    capacity: tl.constexpr,
-    added: tl.constexpr,
-    restart: tl.constexpr,
-    block: tl.constexpr,
-) -> None:
-    """Add ``added`` to the lengths of real slots; one that passes the capacity becomes ``restart``."""
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    slot = tl.load(slots + at, mask=at < count, other=0)
-    real = slot != 0
-    moved = tl.load(length + slot, mask=real, other=0) + added
-    tl.store(length + slot, tl.where(moved > capacity, restart, moved), mask=real)

@@ -82,6 +82,7 @@ def live_values(
 @jit
 def fold_tile(
     base: tl.tensor,
+    target: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
     decays: tl.tensor,
@@ -96,14 +97,14 @@ def fold_tile(
     d_k: tl.constexpr,
     d_v: tl.constexpr,
     capacity: tl.constexpr,
-    full: tl.constexpr,
+    unrolled: tl.constexpr,
     per_key: tl.constexpr,
     floor: tl.constexpr,
     rows: tl.constexpr,
     entries: tl.constexpr,
     stages: tl.constexpr,
 ) -> None:
-    """Write the logical state into the base's columns ``column`` (Eq. 6).
+    """Write the logical state into the columns ``column`` of ``target``, which may be the base itself (Eq. 6).
 
     The current token's decay, key and update come on top unless ``key`` is None. The base was read by this program a
     moment ago and comes from a cache; keeping it in registers instead would halve the programs in flight.
@@ -118,8 +119,8 @@ def fold_tile(
         kept = tl.exp(until)
         cells = base + row[:, None] * d_v + column[None, :]
         tile = tl.load(cells) * (kept[:, None] if per_key else kept)
-        if full:
-            # a constant count lets the loads of all entries go out together
+        if unrolled:
+            # a constant count lets the loads of all entries go out together; those that are not live are masked
             for first in tl.static_range(0, capacity, entries):
                 old = live_keys(keys, decays, scales, live, first, row, until, d_k, per_key, entries)
                 value = live_values(values, live, first, column, d_v, entries)
@@ -133,4 +134,4 @@ def fold_tile(
                 first += entries
         if key is not None:
             tile += (tl.load(key + row).to(tl.float32) * key_scale)[:, None] * update[None, :]
-        tl.store(cells, tile)
+        tl.store(target + row[:, None] * d_v + column[None, :], tile)

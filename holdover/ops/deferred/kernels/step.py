@@ -16,6 +16,7 @@ def step_kernel(
     decays: tl.tensor,
     scales: tl.tensor,
     length: tl.tensor,
+    limit: tl.tensor,
     slots: tl.tensor,
     q: tl.tensor,
     k: tl.tensor,
@@ -70,6 +71,7 @@ def step_kernel(
         return
 
     live = tl.load(length + slot)
+    folds_at = tl.load(limit + slot)
     base += slot * base_stride + head * (d_k * d_v)
     keys += slot * keys_stride + head // group * (capacity * d_k)
     values += slot * values_stride + head * (capacity * d_v)
@@ -144,7 +146,7 @@ def step_kernel(
         read += tl.load(skip + head).to(tl.float32) * value
     tl.store(out, read)
 
-    if live < capacity:
+    if live < folds_at:
         tl.store(values + live * d_v + column, update)
         # what all tiles share is written by one; none of them reads an entry that is not live yet
         if tile == 0:
@@ -153,8 +155,20 @@ def step_kernel(
             tl.store(decays + live * width + channel, total)
             if scales is not None:
                 tl.store(scales + live, key_scale)
-    else:
+    elif live == capacity:
+        # most folds: the compiler sees that no entry is masked
         fold_tile(
-            base, keys, values, decays, scales, live, log_decay, rate, k, key_scale, update, column,
+            base, base, keys, values, decays, scales, live, log_decay, rate, k, key_scale, update, column,
+            d_k, d_v, capacity, capacity <= 16, per_key, floor, fold_rows, entries, stages,
+        )  # fmt: skip
+    elif live == 0:
+        # nothing to replay: the dense recurrence in place
+        fold_tile(
+            base, base, keys, values, decays, scales, live, log_decay, rate, k, key_scale, update, column,
+            d_k, d_v, 0, True, per_key, floor, fold_rows, entries, stages,
+        )  # fmt: skip
+    elif capacity > 0:
+        fold_tile(
+            base, base, keys, values, decays, scales, live, log_decay, rate, k, key_scale, update, column,
             d_k, d_v, capacity, capacity <= 16, per_key, floor, fold_rows, entries, stages,
         )  # fmt: skip

@@ -25,7 +25,7 @@ class Form(Protocol):
     """A codec's fast calls on one pool. Indices are int64 tensors ``[n]``; nothing is checked."""
 
     def pack(self, slots: Tensor, records: Tensor, targets: Tensor) -> None:
-        """Write the records ``targets`` of uint8 ``[R, nbytes]`` from the slots. Mutates those records whole."""
+        """Write the records ``targets`` of uint8 ``[R, nbytes]`` from the slots, base and log. Mutates those whole."""
 
     def unpack(self, records: Tensor, sources: Tensor, slots: Tensor) -> None:
         """Write the slots from the records ``sources``; omitted units become zero. Mutates those slots whole."""
@@ -95,6 +95,8 @@ class Codec:
     def pack(self, pool: SlotPool, slots: Sequence[int], records: Tensor, targets: Sequence[int]) -> None:
         """Pack ``slots[i]`` into ``records[targets[i]]``. Mutates those records, every byte of them.
 
+        What is packed is the state that a slot's base and log stand for; the slot keeps its log as it is.
+
         Args:
             pool: where the slots are.
             slots: which of them.
@@ -135,10 +137,12 @@ class Codec:
         Mutates those units of ``target``'s temporal state only.
 
         Raises:
-            CheckpointMismatchError: the pool is of another layout.
+            CheckpointMismatchError: the pool is of another layout, or one of the slots has tokens in its log.
             IntegrityError: a slot is out of range.
         """
         self._check_pool(pool, (source, target))
+        if pending := [slot for slot in (source, target) if pool.pending(slot)]:
+            raise CheckpointMismatchError(f"slots {pending} have tokens in their logs: settle them before a refresh")
         TorchForm(self.record, pool).copy_omitted(source, target)
 
     def form(self, pool: SlotPool) -> Form:

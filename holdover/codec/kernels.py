@@ -4,6 +4,9 @@ A tile is a few rows of ``d_v`` elements. Packing walks the record and gathers r
 slot and gathers rows of the record: both write consecutive bytes, and an omitted row costs a write of zeros. Which row
 is where is one int32 a row.
 
+A slot may have a log (DeltaLog, §3). Packing then computes the rows that base and log stand for, at a length that it
+reads from the cursor, so that one CUDA graph serves every fill.
+
 Bytes that only move are moved as integers. bfloat16 is rounded (half to even) and widened on its bits, which gives the
 same bits on every device.
 """
@@ -94,18 +97,58 @@ def _clear_gap(packed, END: tl.constexpr):
 
 
 @triton.jit
+def _logical(
+    x, origin, slot, live, keys, values, decays, factors, log_slots,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr,
+    CAPACITY: tl.constexpr, PER_KEY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rows of a base, fp32 or its bits, as rows of the state that it and ``live`` entries of its log stand for (Eq. 7).
+
+    The logs of layers follow one another, ``log_slots`` slots each. Nothing is read for rows whose origin is -1, nor of
+    entries that are not live.
+    """
+    width: tl.constexpr = D_K if PER_KEY else 1
+    filled = origin >= 0
+    row = tl.maximum(origin, 0)
+    head = row // D_K % HEADS
+    log = (row // (HEADS * D_K)).to(tl.int64) * log_slots + slot
+    entries = (log * HEADS + head) * CAPACITY
+    keys += (log * KEY_HEADS + head // (HEADS // KEY_HEADS)) * (CAPACITY * D_K) + row % D_K
+    decays += entries * width + (row % D_K if PER_KEY else 0)
+    col = tl.arange(0, BLOCK)
+    cells = entries[:, None] * D_V + col[None, :]
+    inside = filled[:, None] & (col < D_V)[None, :]
+    total = tl.load(decays + (live - 1) * width, mask=filled, other=0.0)
+    y = x.to(tl.float32, bitcast=True) * tl.exp(total)[:, None]
+    entry = 0
+    while entry < live:
+        factor = tl.exp(total - tl.load(decays + entry * width, mask=filled, other=0.0))
+        if factors is not None:
+            factor *= tl.load(factors + entries + entry, mask=filled, other=0.0)
+        factor *= tl.load(keys + entry * D_K, mask=filled, other=0.0).to(tl.float32)
+        y += factor[:, None] * tl.load(values + cells + entry * D_V, mask=inside, other=0.0).to(tl.float32)
+        entry += 1
+    return y.to(x.dtype, bitcast=True)
+
+
+@triton.jit
 def pack_kernel(
     state, history, packed, packed_state, packed_scales, packed_history, source, slots, targets,
+    length, log_keys, log_values, log_decays, log_factors, log_slots,
     rows, row_tiles, conv_tiles,
     slot_stride, layer_stride, head_stride, key_stride, value_stride,
     history_slot_stride, history_layer_stride, step_stride, channel_stride,
     record_bytes, record_state, record_scales, record_history,
+    KEY_HEADS: tl.constexpr, CAPACITY: tl.constexpr, PER_KEY: tl.constexpr,
     ELEMENT: tl.constexpr, HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr,
     HISTORY: tl.constexpr, CHANNELS: tl.constexpr,
     TEMPORAL_END: tl.constexpr, SCALES_END: tl.constexpr, CONV_END: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, CONV_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Pack slots into records, the record's alignment and padding included. Programs: (tiles, batch)."""
+    """Pack slots into records, the record's alignment and padding included. Programs: (tiles, batch).
+
+    A ``CAPACITY`` of 0 means that there are no logs; else a slot's state is its base and ``length`` entries of its log.
+    """
     tile = tl.program_id(0)
     slot = tl.load(slots + tl.program_id(1)).to(tl.int64)
     target = tl.load(targets + tl.program_id(1)).to(tl.int64)
@@ -121,6 +164,14 @@ def pack_kernel(
         x = tl.load(
             state + start[:, None] + col[None, :] * value_stride, mask=filled[:, None] & (col < D_V)[None, :], other=0
         )
+        if CAPACITY > 0:
+            live = tl.load(length + slot)
+            # a settled state keeps its bits
+            if live > 0:
+                x = _logical(
+                    x, origin, slot, live, log_keys, log_values, log_decays, log_factors, log_slots,
+                    HEADS, KEY_HEADS, D_K, D_V, CAPACITY, PER_KEY, BLOCK,
+                )  # fmt: skip
         out = packed_state + target * record_state + row[:, None] * D_V + col[None, :]
         if ELEMENT == "int8":
             values, scale = _quantise(_widen(x).to(tl.float32))
@@ -135,6 +186,9 @@ def pack_kernel(
         ours, theirs, exists = _conv_offsets(
             tile - row_tiles, history_layer_stride, step_stride, channel_stride, HISTORY, CHANNELS, CONV_BLOCK
         )
+        if CAPACITY > 0:
+            # the log's tokens are the newest inputs
+            ours += tl.load(length + slot) * step_stride
         inputs = tl.load(history + slot * history_slot_stride + ours, mask=exists)
         tl.store(packed_history + target * record_history + theirs, inputs, mask=exists)
     else:

@@ -16,8 +16,9 @@ from holdover.state import SlotPool
 def pack(codec: Codec, pool: SlotPool, slot: int) -> Tensor:
     """A slot as one record: temporal rows, then scales, then conv, each filled up to 16 bytes; uint8 ``[nbytes]``."""
     rows, scales, conv = [], [], []
+    pending = pool.pending(slot)
     for i, layer in enumerate(codec.layout.layers):
-        state = pool.temporal(layer.index)[slot]
+        state = _logical(pool, layer, slot) if pending else pool.temporal(layer.index)[slot]
         kept = [state[head, key] for head, key, retained in _rows(codec, i) if retained]
         spare = torch.zeros(layer.d_v, dtype=state.dtype)
         kept += [spare] * (_room(codec, i) - len(kept))
@@ -26,7 +27,7 @@ def pack(codec: Codec, pool: SlotPool, slot: int) -> Tensor:
             rows.append(stored)
             # a spare row has no scale either
             scales.append(torch.zeros_like(scale) if row is spare else scale)
-        conv.append(pool.conv(layer.index)[slot])
+        conv.append(pool.conv_rows(layer.index)[slot, pending : pending + layer.conv_width - 1])
     return torch.cat([_section(rows), _section(scales), _section(conv)])
 
 
@@ -53,6 +54,21 @@ def unpack(codec: Codec, record: Tensor, pool: SlotPool, slot: int) -> None:
             scales.take(room[i] - len(places), state_dtype)
         history = pool.conv(layer.index)[slot]
         history.copy_(conv.take(history.numel(), conv_dtype).view(history.shape))
+
+
+def _logical(pool: SlotPool, layer: RecurrentLayer, slot: int) -> Tensor:
+    """The state that a base and a log that holds something stand for, in float64 (DeltaLog, Eq. 7), rounded once."""
+    assert pool.deferred is not None
+    log, live = pool.deferred.log(layer.index), pool.pending(slot)
+    state = pool.temporal(layer.index)[slot].double()
+    for head in range(layer.heads):
+        decays = log.decays[slot, head, :live].double().view(live, -1)
+        state[head] *= decays[-1].exp()[:, None]
+        for entry in range(live):
+            key = log.keys[slot, head * layer.key_heads // layer.heads, entry].double()
+            factor = (decays[-1] - decays[entry]).exp() * (1 if log.scales is None else log.scales[slot, head, entry])
+            state[head] += (factor * key)[:, None] * log.values[slot, head, entry].double()
+    return state.float()
 
 
 class _Reader:

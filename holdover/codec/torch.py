@@ -7,6 +7,7 @@ from torch import Tensor
 
 from holdover.codec.element import dequantise, quantise
 from holdover.codec.record import LayerRecord, Record
+from holdover.ops.deferred.torch import logical
 from holdover.state import SlotPool
 
 
@@ -21,7 +22,8 @@ class TorchForm:
     def __init__(self, record: Record, pool: SlotPool) -> None:
         self._record = record
         self._temporal = [pool.temporal(x.layer.index) for x in record.layers]
-        self._conv = [pool.conv(x.layer.index) for x in record.layers]
+        self._inputs = [pool.conv_rows(x.layer.index) for x in record.layers]
+        self._deferred = pool.deferred
         self._kept = [x.kept.to(pool.device) for x in record.layers]
         self._omitted = [x.omitted.to(pool.device) for x in record.layers]
         self._has_padding = record.footprint.padding > 0
@@ -29,12 +31,13 @@ class TorchForm:
     def pack(self, slots: Tensor, records: Tensor, targets: Tensor) -> None:
         """Write the records ``targets`` of uint8 ``[R, nbytes]`` from the slots. Mutates those records whole."""
         for slot, target in zip(slots.tolist(), targets.tolist(), strict=True):
-            packed = records[target]
+            packed, pending = records[target], 0 if self._deferred is None else self._deferred.length(slot)
             if self._has_padding:
                 packed.zero_()
             for i, part in enumerate(self._record.layers):
-                self._pack_temporal(i, part, slot, packed)
-                self._conv_of(part, packed).copy_(self._conv[i][slot])
+                state = self._logical_units(i, part, slot) if pending else self._units(i, part, slot)
+                self._pack_temporal(i, part, state, packed)
+                self._conv_of(part, packed).copy_(self._history(i, part, slot, pending))
 
     def unpack(self, records: Tensor, sources: Tensor, slots: Tensor) -> None:
         """Write the slots from the records ``sources``; omitted units become zero. Mutates those slots whole."""
@@ -42,7 +45,7 @@ class TorchForm:
             packed = records[source]
             for i, part in enumerate(self._record.layers):
                 self._unpack_temporal(i, part, packed, slot)
-                self._conv[i][slot].copy_(self._conv_of(part, packed))
+                self._history(i, part, slot).copy_(self._conv_of(part, packed))
 
     def copy_omitted(self, source: int, target: int) -> None:
         """Copy the omitted units of one slot over those of another. Mutates nothing else."""
@@ -50,8 +53,8 @@ class TorchForm:
             chosen = self._units(i, part, source).index_select(0, self._omitted[i])
             self._units(i, part, target).index_copy_(0, self._omitted[i], chosen)
 
-    def _pack_temporal(self, i: int, part: LayerRecord, slot: int, packed: Tensor) -> None:
-        state, room = self._units(i, part, slot), self._room(part, packed)
+    def _pack_temporal(self, i: int, part: LayerRecord, state: Tensor, packed: Tensor) -> None:
+        room = self._room(part, packed)
         if self._record.element == "full":
             _select(state, self._kept[i], room)
         elif self._record.element == "bfloat16":
@@ -74,8 +77,19 @@ class TorchForm:
             state.index_copy_(0, self._kept[i], kept.to(state.dtype))
 
     def _units(self, i: int, part: LayerRecord, slot: int) -> Tensor:
-        """A slot's temporal state by unit, a view ``[units, elements of a unit]``."""
+        """A slot's base by unit, a view ``[units, elements of a unit]``."""
         return self._temporal[i][slot].view(part.layer.units, part.unit_rows * part.layer.d_v)
+
+    def _logical_units(self, i: int, part: LayerRecord, slot: int) -> Tensor:
+        """The temporal state that a slot's base and log stand for, by unit as in `_units`."""
+        log = self._deferred
+        assert log is not None
+        state = logical(self._temporal[i], log.log(part.layer.index), log.cursor, log.index([slot]))
+        return state.view(part.layer.units, part.unit_rows * part.layer.d_v)
+
+    def _history(self, i: int, part: LayerRecord, slot: int, pending: int = 0) -> Tensor:
+        """A slot's last conv inputs, those of its log's ``pending`` tokens the newest, a view ``[W - 1, channels]``."""
+        return self._inputs[i][slot, pending : pending + part.layer.conv_width - 1]
 
     def _room(self, part: LayerRecord, packed: Tensor) -> Tensor:
         """Where a record holds a layer's retained units, a view ``[kept units, elements of a unit]``."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from holdover.codec.kernels import pack_kernel, unpack_kernel
 from holdover.codec.record import LayerRecord, Record
+from holdover.ops.deferred.log import Log
 from holdover.retention import Element
 from holdover.state import SlotPool
 
@@ -37,12 +38,13 @@ _TILINGS: dict[Element, Tiling] = {"full": Tiling(), "bfloat16": Tiling(), "int8
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """Consecutive layers of one shape whose states are evenly spaced in memory: what one launch handles.
+    """Consecutive layers of one shape and kind of log, evenly spaced in memory: what one launch handles.
 
     Attributes:
         parts: the layers.
         state: temporal state of the first, a view ``[slots, H, d_k, d_v]``.
-        history: conv state of the first, a view ``[slots, width - 1, channels]``.
+        history: conv state of the first, a view ``[slots, width - 1, channels]``; inputs of the log's tokens follow.
+        log: log of the first, or None where states have none.
         spacing: elements from one layer's temporal and conv state to the next one's.
         source: canonical row ``(layer, head, key)`` of every row of the record, or -1 for padding; int32.
         place: row of the record of every canonical row, or -1 for an omitted one; int32.
@@ -51,6 +53,7 @@ class _Run:
     parts: list[LayerRecord]
     state: Tensor
     history: Tensor
+    log: Log | None
     spacing: tuple[int, int]
     source: Tensor
     place: Tensor
@@ -76,6 +79,7 @@ class TritonForm:
     def __init__(self, record: Record, pool: SlotPool, tiling: Tiling | None = None) -> None:
         self._record = record
         self._tiling = tiling or _TILINGS[record.element]
+        self._length = None if pool.deferred is None else pool.deferred.cursor.length
         self._runs = [_run(record, pool, run) for run in _split(record, pool)]
 
     def pack(self, slots: Tensor, records: Tensor, targets: Tensor) -> None:
@@ -87,8 +91,9 @@ class TritonForm:
             parts, strides = self._parts(run, records)
             ends = dict(zip(("TEMPORAL_END", "SCALES_END", "CONV_END"), self._record.ends, strict=True))
             pack_kernel[(row_tiles + conv_tiles + 1, len(slots))](
-                run.state, run.history, records, *parts, run.source, slots, targets,
-                len(run.source), row_tiles, conv_tiles, *_strides(run), self._record.nbytes, *strides, **blocks, **ends,
+                run.state, run.history, records, *parts, run.source, slots, targets, self._length, *_log_tensors(run),
+                len(run.source), row_tiles, conv_tiles, *_strides(run), self._record.nbytes, *strides,
+                **_log_shape(run), **blocks, **ends,
             )  # fmt: skip
 
     def unpack(self, records: Tensor, sources: Tensor, slots: Tensor) -> None:
@@ -128,8 +133,21 @@ class TritonForm:
         return parts, [x.stride(0) for x in parts]
 
 
+def _log_tensors(run: _Run) -> tuple[Tensor | int | None, ...]:
+    """The log of the run's first layer, and slots from one layer's log to the next one's."""
+    log = run.log
+    return (None,) * 4 + (0,) if log is None else (log.keys, log.values, log.decays, log.scales, len(log.keys))
+
+
+def _log_shape(run: _Run) -> dict[str, int | bool]:
+    if run.log is None:
+        return {"KEY_HEADS": 0, "CAPACITY": 0, "PER_KEY": False}
+    layout = run.log.layout
+    return {"KEY_HEADS": layout.key_heads, "CAPACITY": layout.capacity, "PER_KEY": layout.family.per_key}
+
+
 def _split(record: Record, pool: SlotPool) -> Iterator[list[LayerRecord]]:
-    """Cut the layers into runs of one shape, evenly spaced in memory."""
+    """Cut the layers into runs of one shape and kind of log, evenly spaced in memory."""
     run: list[LayerRecord] = []
     for part in record.layers:
         if run and not _continues([*run, part], pool):
@@ -140,6 +158,10 @@ def _split(record: Record, pool: SlotPool) -> Iterator[list[LayerRecord]]:
 
 
 def _continues(run: list[LayerRecord], pool: SlotPool) -> bool:
+    first, last = (_log(pool, part) for part in (run[0], run[-1]))
+    # equal ones lie one behind the other
+    if first is not None and last is not None and first.layout != last.layout:
+        return False
     for view in (pool.temporal, pool.conv):
         tensors = [view(part.layer.index) for part in run]
         if tensors[-1].shape != tensors[0].shape or tensors[-1].stride() != tensors[0].stride():
@@ -147,6 +169,12 @@ def _continues(run: list[LayerRecord], pool: SlotPool) -> bool:
         if len({b.data_ptr() - a.data_ptr() for a, b in pairwise(tensors)}) > 1:
             return False
     return True
+
+
+def _log(pool: SlotPool, part: LayerRecord) -> Log | None:
+    """A layer's log, if it can hold something."""
+    deferred = pool.deferred
+    return deferred.log(part.layer.index) if deferred is not None and deferred.capacity else None
 
 
 def _run(record: Record, pool: SlotPool, parts: list[LayerRecord]) -> _Run:
@@ -166,6 +194,7 @@ def _run(record: Record, pool: SlotPool, parts: list[LayerRecord]) -> _Run:
         parts,
         temporal[0].view(_moved(record.temporal_dtype, record.element)),
         conv[0].view(_bits(record.conv_dtype)),
+        _log(pool, parts[0]),
         (_spacing(temporal), _spacing(conv)),
         source.to(pool.device),
         place.to(pool.device),

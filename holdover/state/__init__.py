@@ -1,7 +1,8 @@
-"""Recurrent state of sequences: what identifies it, and the slots that hold it."""
+"""What a recurrent state is, at which depth, of which tokens, and what its log holds beside its base."""
 
+from holdover.state.deferred import DeferredLog
 from holdover.state.header import EXACT, CheckpointHeader, Lineage
 from holdover.state.key import KeyChain
 from holdover.state.slots import SINK, SlotPool
 
-__all__ = ["EXACT", "SINK", "CheckpointHeader", "KeyChain", "Lineage", "SlotPool"]
+__all__ = ["EXACT", "SINK", "CheckpointHeader", "DeferredLog", "KeyChain", "Lineage", "SlotPool"]

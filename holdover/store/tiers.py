@@ -129,6 +129,8 @@ class StateTiers:
         """
         if self.packed is None or self.options.dense_spill:
             header = self.native.pool.header(lease.slot)
+            # a checkpoint carries no log
+            self.native.pool.settle([lease.slot])
             return Checkpoint(header, lease.move(LeaseState.CACHED), header.lineage)
         checkpoint = self.snapshot(lease.slot)
         lease.release()

@@ -14,11 +14,9 @@ from holdover.ops.deferred.tiling import Tiling, choose
 
 KNOBS = {
     "columns": (16, 32, 64, 128),
-    "rows": (16, 32, 64, 128),
-    "stages": (2, 3, 4, 5),
     "warps": (1, 2, 4),
-    "fold_rows": (8, 16, 32, 64),
-    "entries": (2, 4, 8),
+    "entries": (2, 4, 8, 16),
+    "fold_entries": (1, 2, 4, 8),
 }
 
 
@@ -60,8 +58,7 @@ def descend(cell: Cell, interval: int, budget: Budget, replays: int) -> list[Row
 
 
 def fits(cell: Cell, name: str, value: int) -> bool:
-    limit = {"columns": cell.shape.d_v, "rows": cell.shape.d_k, "fold_rows": cell.shape.d_k}.get(name, value)
-    return value <= limit
+    return name != "columns" or value <= cell.shape.d_v
 
 
 def milliseconds_of(cell: Cell, interval: int, tiling: Tiling, replays: int) -> float:

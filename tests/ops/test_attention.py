@@ -33,13 +33,14 @@ def check(
     window: int | None = None,
     dtype: torch.dtype = torch.float32,
     rtol: float = 2e-6,
+    positions: Tensor | None = None,
 ) -> None:
     rows = scattered_rows(lengths)
     keys, values = plane(rows, heads[1], widths[0], dtype), plane(rows, heads[1], widths[1], dtype)
     q = torch.randn(len(lengths), heads[0], tokens, widths[0]).to(dtype).transpose(1, 2)
-    out = attention.paged_attention(q, keys, values, rows, 0.3, window)
+    out = attention.paged_attention(q, keys, values, rows, 0.3, window, positions)
     assert out.dtype == dtype
-    expected = naive.paged_attention(q.double(), keys.double(), values.double(), rows, 0.3, window)
+    expected = naive.paged_attention(q.double(), keys.double(), values.double(), rows, 0.3, window, positions)
     assert_close("attention", out, expected, rtol)
 
 
@@ -54,6 +55,18 @@ def test_equals_definition(tokens: int, heads: tuple[int, int], widths: tuple[in
 @pytest.mark.parametrize("window", [1, 4, 33, 500])
 def test_window(tokens: int, window: int) -> None:
     check(tokens, [tokens, tokens + 3, tokens + 120], window=window)
+
+
+def places(tokens: int, lengths: list[int]) -> Tensor:
+    """Some positions within each length, ascending."""
+    return torch.stack([torch.randperm(length)[:tokens].sort().values for length in lengths])
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 40])
+@pytest.mark.parametrize("window", [None, 1, 4, 33, 500])
+def test_chosen_positions(tokens: int, window: int | None) -> None:
+    lengths = [tokens, tokens + 3, tokens + 120]
+    check(tokens, lengths, window=window, positions=places(tokens, lengths))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -71,13 +84,15 @@ def test_unequal_lengths(tokens: int, past: list[int], window: int | None) -> No
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 90])  # at these widths 90 queries are cheaper on expanded latents
 @pytest.mark.parametrize("past", [[0], [0, 1, 90]])
-def test_latent_equals_expansion(tokens: int, past: list[int]) -> None:
+@pytest.mark.parametrize("chosen", [False, True])
+def test_latent_equals_expansion(tokens: int, past: list[int], chosen: bool) -> None:
+    positions = places(tokens, [tokens + n for n in past]) if chosen else None
     heads, d_n, d_r, d_v, c = 3, 16, 8, 12, 20
     rows = scattered_rows([tokens + n for n in past])
     latent, rope = plane(rows, 1, c), plane(rows, 1, d_r)
     q_nope, q_rope = torch.randn(len(past), tokens, heads, d_n + d_r).split([d_n, d_r], dim=-1)
     w_k, w_v = torch.randn(heads, d_n, c), torch.randn(heads, d_v, c)
-    out = attention.paged_latent_attention(q_nope, q_rope, latent, rope, rows, w_k, w_v, 0.05)
+    out = attention.paged_latent_attention(q_nope, q_rope, latent, rope, rows, w_k, w_v, 0.05, positions)
     doubles = [x.double() for x in (q_nope, q_rope, latent, rope)]
-    expected = naive.paged_latent_attention(*doubles, rows, w_k.double(), w_v.double(), 0.05)
+    expected = naive.paged_latent_attention(*doubles, rows, w_k.double(), w_v.double(), 0.05, positions)
     assert_close("latent attention", out, expected, 5e-6)

@@ -11,7 +11,7 @@ from holdover.errors import ConfigError
 from holdover.ops.deferred import traffic
 from holdover.ops.deferred.family import FAMILIES, GDN, KDA, MAMBA2, RWKV6, Family
 from holdover.ops.deferred.log import LogLayout
-from holdover.ops.deferred.tiling import choose, choose_verify
+from holdover.ops.deferred.tiling import choose, choose_fold, choose_verify
 
 STATE = 128 * 128 * 4
 
@@ -87,10 +87,13 @@ def test_a_log_that_costs_more_than_the_state_never_pays() -> None:
 def test_tiles_cut_the_state_evenly(family: Family, merge_interval: int) -> None:
     for d_k, d_v in ((128, 128), (128, 64), (16, 24), (8, 8)):
         x = replace(layout(family, merge_interval), d_k=d_k, d_v=d_v)
-        for tiling in (choose(x, 1), choose(x, 1024), choose_verify(x, 64)):
-            assert d_k % tiling.rows == d_k % tiling.fold_rows == d_v % tiling.columns == 0
-            assert tiling.entries & (tiling.entries - 1) == 0
-        assert choose(x, 1).columns <= choose(x, 1024).columns
+        for batch in (1, 64, 1024):
+            drafts = choose_verify(x, batch)
+            assert d_k % drafts.rows == d_k % drafts.fold_rows == 0
+            for tiling in (choose(x, batch), choose_fold(x, batch), drafts):
+                assert d_v % tiling.columns == 0
+                assert all(n & (n - 1) == 0 for n in (tiling.columns, tiling.entries, tiling.fold_entries))
+        assert choose_fold(x, 1).columns <= choose_fold(x, 1024).columns
 
 
 @pytest.mark.parametrize(

@@ -2,57 +2,90 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from holdover.ops.deferred.log import LogLayout
 
 # programs that keep a large GPU busy; with fewer, narrower tiles give more of them
 BUSY = 2048
-# programs from which on wider tiles pay: they read keys and decays less often
-PLENTY = 8192
+# numbers of a tile that the registers of one warp hold
+OF_A_WARP = 4096
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Block sizes of a launch; every one but ``warps`` and ``stages`` is a power of two.
+    """Block sizes of a step or a fold, whose tiles have all key channels; each is a power of two.
+
+    Attributes:
+        columns: value columns of a program; divides d_v.
+        entries: log entries that are replayed at once.
+        fold_entries: log entries whose loads share a wait when they are folded.
+        warps: of a program. One needs no barrier.
+    """
+
+    columns: int
+    entries: int
+    fold_entries: int
+    warps: int
+
+
+@dataclass(frozen=True)
+class DraftTiling:
+    """Block sizes of a verification, which reads the base in blocks of key channels; all but ``stages`` powers of two.
 
     Attributes:
         rows: key channels of the base that are read at once.
         columns: value columns of a program; divides d_v.
         entries: log entries that are replayed at once.
-        warps: of a program. One warp needs no barrier.
         stages: row blocks in flight.
         fold_rows: key channels that are folded at once.
+        fold_entries: log entries whose loads share a wait when they are folded.
+        warps: of a program.
     """
 
     rows: int
     columns: int
     entries: int
-    warps: int
     stages: int
     fold_rows: int
+    fold_entries: int
+    warps: int
 
 
 def choose(layout: LogLayout, batch: int) -> Tiling:
-    """Tiles for ``batch`` sequences: one warp; 32 columns, narrower ones for few heads in all, wider ones for many.
+    """Tiles of a step. What is chosen was the best, or within 3 % of it, of those tried on one H200.
 
-    Two row blocks of 64 by 32 are all of a 128-wide state: with three stages both are asked for at once. More entries
-    or rows to a fold take so many registers that fewer programs fit; so do decays per key, which keep tiles narrow.
-    What is chosen was the best, or within 3 % of it, of a sweep on one H200 (benchmarks/decode.py --tune).
+    Up to a merge interval of 9, all entries are asked for before the base is. Where there is no log, wide tiles pay:
+    they read keys less often, and no entries take their registers.
     """
-    widest = 32 if layout.family.per_key else 64
-    columns = min(widest, layout.d_v & -layout.d_v)
-    if columns == widest == 64 and batch * layout.heads * layout.d_v // columns < PLENTY:
-        columns = 32
-    while columns > 8 and batch * layout.heads * layout.d_v // columns < BUSY:
-        columns //= 2
-    entries = min(4, 1 << max(0, layout.capacity - 1).bit_length())
-    fold_rows = 64 if not layout.capacity else 8 if layout.family.per_key else 16
-    stages = 2 if layout.capacity and (columns == 64 or layout.family.per_key) else 3
-    return Tiling(min(64, layout.d_k), columns, entries, warps=1, stages=stages, fold_rows=min(fold_rows, layout.d_k))
+    columns = _narrow(layout, 32) if layout.capacity else _wide(layout, batch)
+    return Tiling(columns, _entries(layout, 8), fold_entries=1, warps=_warps(layout, columns))
 
 
-def choose_verify(layout: LogLayout, batch: int) -> Tiling:
+def choose_fold(layout: LogLayout, batch: int) -> Tiling:
+    """Tiles of a fold alone: nothing has read the log before, so its entries are asked for together."""
+    columns, entries = _wide(layout, batch), _entries(layout, 8)
+    return Tiling(columns, entries, fold_entries=entries, warps=_warps(layout, columns))
+
+
+def choose_verify(layout: LogLayout, batch: int) -> DraftTiling:
     """Tiles for several tokens at once: their products take the registers of long row blocks, so more are in flight."""
-    step = choose(layout, batch)
-    return replace(step, rows=min(16, layout.d_k), stages=6)
+    columns, entries = _wide(layout, batch), _entries(layout, 4)
+    return DraftTiling(min(16, layout.d_k), columns, entries, 5, min(32, layout.d_k), fold_entries=entries, warps=1)
+
+
+def _narrow(layout: LogLayout, most: int) -> int:
+    return min(most, layout.d_v & -layout.d_v)
+
+
+def _wide(layout: LogLayout, batch: int) -> int:
+    columns = _narrow(layout, 64)
+    return columns if batch * layout.heads * layout.d_v // columns >= BUSY else min(32, columns)
+
+
+def _warps(layout: LogLayout, columns: int) -> int:
+    return max(1, layout.d_k * columns // OF_A_WARP)
+
+
+def _entries(layout: LogLayout, most: int) -> int:
+    return min(most, 1 << max(0, layout.capacity - 1).bit_length())

@@ -7,6 +7,7 @@ dense recurrence in place. Nothing here allocates but the output, waits for the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ from holdover.errors import ConfigError
 from holdover.ops.deferred.family import PER_TOKEN, Inputs
 from holdover.ops.deferred.kernels.cursor import advance_kernel, rollback_kernel
 from holdover.ops.deferred.kernels.fold import fold_kernel
+from holdover.ops.deferred.kernels.record import record_kernel
 from holdover.ops.deferred.kernels.step import step_kernel
 from holdover.ops.deferred.kernels.verify import verify_kernel
 from holdover.ops.deferred.log import FLOOR, Cursor, Log
-from holdover.ops.deferred.tiling import Tiling, choose, choose_verify
+from holdover.ops.deferred.tiling import DraftTiling, Tiling, choose, choose_fold, choose_verify
 from holdover.ops.recurrence.delta import EPS
 
 CURSOR_BLOCK = 128
@@ -57,18 +59,16 @@ def step(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs, 
         *_strides(inputs, 0),
         **_shape(log),
         **_rule(log),
-        rows=tiling.rows,
-        fold_rows=tiling.fold_rows,
         columns=tiling.columns,
         entries=tiling.entries,
-        stages=tiling.stages,
+        fold_entries=tiling.fold_entries,
         num_warps=tiling.warps,
     )
     return out
 
 
 def verify(
-    base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs, tiling: Tiling | None = None
+    base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs, tiling: DraftTiling | None = None
 ) -> Tensor:
     """T tokens of every slot, all of them kept in the log so that the last ones can be taken back.
 
@@ -93,8 +93,6 @@ def verify(
         raise ConfigError(f"{tokens} drafts do not fit a log of {layout.capacity}: raise the merge interval")
     tiling = tiling or choose_verify(layout, batch)
     inputs = _checked(base, log, inputs, leading=2)
-    # a launch of its own: tiles of one head share the entries that the drafts then overwrite
-    fold(base, log, cursor, slots, room=tokens)
     out = torch.empty(inputs.v.shape, dtype=inputs.q.dtype, device=inputs.q.device)
     verify_kernel[(batch * layout.heads * (layout.d_v // tiling.columns),)](
         *_state(base, log),
@@ -113,8 +111,11 @@ def verify(
         columns=tiling.columns,
         entries=tiling.entries,
         stages=tiling.stages,
+        fold_rows=tiling.fold_rows,
+        fold_entries=tiling.fold_entries,
         num_warps=tiling.warps,
     )
+    _record(log, cursor, slots, inputs)
     return out
 
 
@@ -153,7 +154,7 @@ def materialise(base: Tensor, log: Log, cursor: Cursor, sources: Tensor, targets
 
 def _fold(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, targets: Tensor | None, room: int) -> None:
     layout, batch = log.layout, len(slots)
-    tiling = choose(layout, batch)
+    tiling = choose_fold(layout, batch)
     fold_kernel[(batch * layout.heads * (layout.d_v // tiling.columns),)](
         *_state(base, log),
         cursor.length,
@@ -163,12 +164,36 @@ def _fold(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, targets: Tensor
         room=room,
         **_shape(log),
         per_key=layout.family.per_key,
-        floor=FLOOR,
-        fold_rows=tiling.fold_rows,
         columns=tiling.columns,
-        entries=tiling.entries,
-        stages=tiling.stages,
+        entries=tiling.fold_entries,
         num_warps=tiling.warps,
+    )
+
+
+def _record(log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs) -> None:
+    """Write the drafts' keys, decays and factors."""
+    layout, family = log.layout, log.layout.family
+    written = (log.keys, log.decays, log.scales)
+    read = (inputs.k, inputs.log_decay, inputs.weight)
+    record_kernel[(len(slots) * layout.heads,)](
+        *written,
+        cursor.length,
+        slots,
+        *read,
+        inputs.rate,
+        *_stride_of(written, 0),
+        *_stride_of(read, 0),
+        *_stride_of(read, 1),
+        tokens=inputs.v.shape[1],
+        heads=layout.heads,
+        key_heads=layout.key_heads,
+        d_k=layout.d_k,
+        capacity=layout.capacity,
+        delta=family.delta,
+        per_key=family.per_key,
+        eps=EPS,
+        floor=FLOOR,
+        num_warps=1,
     )
 
 
@@ -200,11 +225,15 @@ def _state(base: Tensor, log: Log) -> tuple[Tensor | None, ...]:
 
 
 def _slot_strides(base: Tensor, log: Log) -> list[int]:
-    return [0 if x is None else x.stride(0) for x in _state(base, log)]
+    return _stride_of(_state(base, log), 0)
 
 
 def _strides(inputs: Inputs, axis: int) -> list[int]:
-    return [0 if x is None else x.stride(axis) for x in inputs[:PER_TOKEN]]
+    return _stride_of(inputs[:PER_TOKEN], axis)
+
+
+def _stride_of(tensors: Iterable[Tensor | None], axis: int) -> list[int]:
+    return [0 if x is None else x.stride(axis) for x in tensors]
 
 
 def _shape(log: Log) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from holdover.ops.deferred.kernels.jit import jit
-from holdover.ops.deferred.kernels.parts import fold_tile
+from holdover.ops.deferred.kernels.parts import cumulative, folded
 
 
 @jit
@@ -30,11 +30,8 @@ def fold_kernel(
     d_v: tl.constexpr,
     capacity: tl.constexpr,
     per_key: tl.constexpr,
-    floor: tl.constexpr,
-    fold_rows: tl.constexpr,
     columns: tl.constexpr,
     entries: tl.constexpr,
-    stages: tl.constexpr,
 ) -> None:
     """Program ``(sequence, head, tile)``: fold a log that holds something and has no ``room`` into its own base.
 
@@ -57,15 +54,15 @@ def fold_kernel(
         idle = target == 0
     if idle:
         return
+    keys += slot * keys_stride + head // group * (capacity * d_k)
+    values += slot * values_stride + head * (capacity * d_v)
+    decays += slot * decays_stride + head * (capacity * width)
     if scales is not None:
         scales += slot * scales_stride + head * capacity
+    row = tl.arange(0, d_k)
     column = program % tiles * columns + tl.arange(0, columns)
-    fold_tile(
-        base + slot * base_stride + head * (d_k * d_v),
-        base + target * base_stride + head * (d_k * d_v),
-        keys + slot * keys_stride + head // group * (capacity * d_k),
-        values + slot * values_stride + head * (capacity * d_v),
-        decays + slot * decays_stride + head * (capacity * width),
-        scales, live, None, None, None, None, None, column,
-        d_k, d_v, capacity, False, per_key, floor, fold_rows, entries, stages,
-    )  # fmt: skip
+    cells = head * (d_k * d_v) + row[:, None] * d_v + column[None, :]
+    until = cumulative(decays, live, row if per_key else 0, width, capacity)
+    tile = tl.load(base + slot * base_stride + cells)
+    tile = folded(tile, keys, values, decays, scales, live, until, row, column, d_k, d_v, per_key, entries)
+    tl.store(base + target * base_stride + cells, tile)

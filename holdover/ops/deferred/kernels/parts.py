@@ -34,104 +34,97 @@ def cumulative(
 
 
 @jit
-def live_keys(
+def load_entries(
     keys: tl.tensor,
+    values: tl.tensor,
     decays: tl.tensor,
     scales: tl.tensor,
     live: tl.tensor,
     first: tl.tensor,
-    channel: tl.tensor,
-    until: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
     d_k: tl.constexpr,
+    d_v: tl.constexpr,
     per_key: tl.constexpr,
     entries: tl.constexpr,
-) -> tl.tensor:
-    """Keys ``[entries, channels]`` from entry ``first`` on, with their factor and decayed up to ``until``."""
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Keys ``[entries, d_k]``, values ``[entries, columns]``, decays and factors from entry ``first`` on, as stored."""
     entry = first + tl.arange(0, entries)
-    alive = entry < live
-    cells = entry[:, None] * d_k + channel[None, :]
     # what is not live may be anything: masked, it is never seen
-    key = tl.load(keys + cells, mask=alive[:, None], other=0.0).to(tl.float32)
+    alive = entry < live
+    cells = entry[:, None] * d_k + row[None, :]
+    key = tl.load(keys + cells, mask=alive[:, None], other=0.0)
     if per_key:
-        key *= tl.exp(until[None, :] - tl.load(decays + cells, mask=alive[:, None], other=0.0))
-        if scales is not None:
-            key *= tl.load(scales + entry, mask=alive, other=0.0)[:, None]
+        decay = tl.load(decays + cells, mask=alive[:, None], other=0.0)
     else:
-        factor = tl.exp(until - tl.load(decays + entry, mask=alive, other=0.0))
-        if scales is not None:
-            factor *= tl.load(scales + entry, mask=alive, other=0.0)
-        key *= factor[:, None]
-    return key
+        decay = tl.load(decays + entry, mask=alive, other=0.0)
+    value = tl.load(values + entry[:, None] * d_v + column[None, :], mask=alive[:, None], other=0.0)
+    scale = 1.0
+    if scales is not None:
+        scale = tl.load(scales + entry, mask=alive, other=0.0)
+    return key, value, decay, scale
 
 
 @jit
-def live_values(
-    values: tl.tensor,
-    live: tl.tensor,
-    first: tl.tensor,
-    column: tl.tensor,
-    d_v: tl.constexpr,
-    entries: tl.constexpr,
-) -> tl.tensor:
-    """Values ``[entries, columns]`` from entry ``first`` on."""
-    entry = first + tl.arange(0, entries)
-    cells = entry[:, None] * d_v + column[None, :]
-    return tl.load(values + cells, mask=(entry < live)[:, None], other=0.0).to(tl.float32)
+def decayed(
+    key: tl.tensor, decay: tl.tensor, scale: tl.tensor, until: tl.tensor, per_key: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Keys of entries and what is left to multiply their products by, so that both count up to ``until``."""
+    kept = tl.exp(until - decay)
+    key = key.to(tl.float32)
+    if per_key:
+        key *= kept
+    else:
+        scale *= kept
+    return key, scale
 
 
 @jit
-def fold_tile(
-    base: tl.tensor,
-    target: tl.tensor,
+def weighted(x: tl.tensor, key: tl.tensor, factor: tl.tensor, value: tl.tensor) -> tl.tensor:
+    """Values summed by how well ``x [d_k]`` fits their keys: ``[columns]``."""
+    weight = tl.sum(key * x[None, :], axis=1) * factor
+    return tl.sum(weight[:, None] * value, axis=0)
+
+
+@jit
+def folded(
+    tile: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
     decays: tl.tensor,
     scales: tl.tensor,
     live: tl.tensor,
-    log_decay: tl.tensor,
-    rate: tl.tensor,
-    key: tl.tensor,
-    key_scale: tl.tensor,
-    update: tl.tensor,
+    until: tl.tensor,
+    row: tl.tensor,
     column: tl.tensor,
     d_k: tl.constexpr,
     d_v: tl.constexpr,
-    capacity: tl.constexpr,
-    unrolled: tl.constexpr,
     per_key: tl.constexpr,
-    floor: tl.constexpr,
-    rows: tl.constexpr,
     entries: tl.constexpr,
-    stages: tl.constexpr,
-) -> None:
-    """Write the logical state into the columns ``column`` of ``target``, which may be the base itself (Eq. 6).
+) -> tl.tensor:
+    """The base's ``tile [rows, columns]`` decayed up to ``until``, with the log's live entries (Eq. 6).
 
-    The current token's decay, key and update come on top unless ``key`` is None. The base was read by this program a
-    moment ago and comes from a cache; keeping it in registers instead would halve the programs in flight.
+    The loads of ``entries`` of them share one wait.
     """
     width: tl.constexpr = d_k if per_key else 1
-    for top in tl.range(0, d_k, rows, num_stages=stages):
-        row = top + tl.arange(0, rows)
-        channel = row if per_key else 0
-        until = cumulative(decays, live, channel, width, capacity)
-        if key is not None:
-            until += token_decay(log_decay, rate, channel, floor)
-        kept = tl.exp(until)
-        cells = base + row[:, None] * d_v + column[None, :]
-        tile = tl.load(cells) * (kept[:, None] if per_key else kept)
-        if unrolled:
-            # a constant count lets the loads of all entries go out together; those that are not live are masked
-            for first in tl.static_range(0, capacity, entries):
-                old = live_keys(keys, decays, scales, live, first, row, until, d_k, per_key, entries)
-                value = live_values(values, live, first, column, d_v, entries)
-                tile += tl.sum(old[:, :, None] * value[:, None, :], axis=0)
-        else:
-            first = 0
-            while first < live:
-                old = live_keys(keys, decays, scales, live, first, row, until, d_k, per_key, entries)
-                value = live_values(values, live, first, column, d_v, entries)
-                tile += tl.sum(old[:, :, None] * value[:, None, :], axis=0)
-                first += entries
-        if key is not None:
-            tile += (tl.load(key + row).to(tl.float32) * key_scale)[:, None] * update[None, :]
-        tl.store(target + row[:, None] * d_v + column[None, :], tile)
+    channel = row if per_key else 0
+    tile *= tl.exp(until)[:, None] if per_key else tl.exp(until)
+    first = 0
+    while first < live:
+        loaded = ()
+        for i in tl.static_range(entries):
+            entry = first + i
+            # masks as wide as what is loaded: not every release's interpreter widens one
+            key = tl.load(keys + entry * d_k + row, mask=entry + row * 0 < live, other=0.0)
+            value = tl.load(values + entry * d_v + column, mask=entry + column * 0 < live, other=0.0)
+            decay = tl.load(decays + entry * width + channel, mask=entry + channel * 0 < live, other=0.0)
+            scale = 1.0
+            if scales is not None:
+                scale = tl.load(scales + entry, mask=entry < live, other=0.0)
+            # the compiler knows no starred tuples
+            loaded = loaded + ((key, value, decay, scale),)  # type: ignore[assignment]  # noqa: RUF005
+        for i in tl.static_range(entries):
+            factored, factor = decayed(loaded[i][0], loaded[i][2], loaded[i][3], until, per_key)
+            tile += factored[:, None] * (loaded[i][1].to(tl.float32) * factor)[None, :]
+        first += entries
+    return tile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from holdover.ops.deferred.kernels.jit import jit
-from holdover.ops.deferred.kernels.parts import cumulative, fold_tile, live_keys, live_values, token_decay
+from holdover.ops.deferred.kernels.parts import cumulative, decayed, folded, load_entries, token_decay, weighted
 
 
 @jit
@@ -49,21 +49,25 @@ def step_kernel(
     reads_before: tl.constexpr,
     eps: tl.constexpr,
     floor: tl.constexpr,
-    rows: tl.constexpr,
-    fold_rows: tl.constexpr,
     columns: tl.constexpr,
     entries: tl.constexpr,
-    stages: tl.constexpr,
+    fold_entries: tl.constexpr,
 ) -> None:
-    """Program ``(sequence, head, tile)``, tiles fastest: those of one head share its log in the cache."""
+    """Program ``(sequence, head, tile)``, tiles fastest: those of one head share its log in the cache.
+
+    The tile stays in registers from the read to the fold. All loads but the slot and its cursor share one wait, up to
+    ``entries`` of the log; the log's go out before the base's, behind which they would come back late.
+    """
     tiles: tl.constexpr = d_v // columns
     group: tl.constexpr = heads // key_heads
     width: tl.constexpr = d_k if per_key else 1
     program = tl.program_id(0)
-    tile = program % tiles
+    part = program % tiles
     head = program // tiles % heads
     sequence = (program // (tiles * heads)).to(tl.int64)
-    column = tile * columns + tl.arange(0, columns)
+    row = tl.arange(0, d_k)
+    channel = row if per_key else 0
+    column = part * columns + tl.arange(0, columns)
     out += (sequence * heads + head) * d_v + column
     slot = tl.load(slots + sequence).to(tl.int64)
     if slot == 0:
@@ -71,104 +75,99 @@ def step_kernel(
         return
 
     live = tl.load(length + slot)
-    folds_at = tl.load(limit + slot)
-    base += slot * base_stride + head * (d_k * d_v)
+    folds = live >= tl.load(limit + slot)
+    cells = base + slot * base_stride + head * (d_k * d_v) + row[:, None] * d_v + column[None, :]
     keys += slot * keys_stride + head // group * (capacity * d_k)
     values += slot * values_stride + head * (capacity * d_v)
     decays += slot * decays_stride + head * (capacity * width)
     if scales is not None:
         scales += slot * scales_stride + head * capacity
-    q += sequence * q_stride + head // group * d_k
-    k += sequence * k_stride + head // group * d_k
-    log_decay += sequence * log_decay_stride + head * width
     if rate is not None:
         rate += head
-
-    # the base's loads are in flight before anything else is asked for
-    read = tl.zeros([columns], tl.float32)
-    predicted = tl.zeros([columns], tl.float32)
-    for top in tl.range(0, d_k, rows, num_stages=stages):
-        row = top + tl.arange(0, rows)
-        state = tl.load(base + row[:, None] * d_v + column[None, :])
-        query = tl.load(q + row).to(tl.float32)
-        key = tl.load(k + row).to(tl.float32)
-        if per_key:
-            before = cumulative(decays, live, row, width, capacity)
-            total = before + token_decay(log_decay, rate, row, floor)
-            query *= tl.exp(before if reads_before else total)
-            key *= tl.exp(total)
-        read += tl.sum(state * query[:, None], axis=0)
-        if delta:
-            predicted += tl.sum(state * key[:, None], axis=0)
-
-    row = tl.arange(0, d_k)
-    channel = row if per_key else 0
+    raw_key = tl.load(k + sequence * k_stride + head // group * d_k + row)
+    raw_query = tl.load(q + sequence * q_stride + head // group * d_k + row)
+    value = tl.load(v + sequence * v_stride + head * d_v + column)
+    now = token_decay(log_decay + sequence * log_decay_stride + head * width, rate, channel, floor)
+    if beta is not None:
+        strength = tl.load(beta + sequence * beta_stride + head).to(tl.float32)
+    if weight is not None:
+        key_weight = tl.load(weight + sequence * weight_stride + head).to(tl.float32)
+    if skip is not None:
+        skipped = tl.load(skip + head).to(tl.float32)
+    if bonus is not None:
+        own = tl.load(bonus + head * d_k + row).to(tl.float32)
     before = cumulative(decays, live, channel, width, capacity)
-    total = before + token_decay(log_decay, rate, channel, floor)
+    if capacity > 0:
+        recent = load_entries(keys, values, decays, scales, live, 0, row, column, d_k, d_v, per_key, entries)
+    # the compiler would mix these loads with the base's, but moves none across a barrier
+    tl.debug_barrier()
+    tile = tl.load(cells)
+
+    total = before + now
     until = before if reads_before else total
-    raw_key = tl.load(k + row)
-    query = tl.load(q + row).to(tl.float32)
+    query = raw_query.to(tl.float32)
     key = raw_key.to(tl.float32)
+    value = value.to(tl.float32)
     key_scale = 1.0
     if delta:
-        query_scale = tl.rsqrt(tl.sum(query * query, axis=0) + eps) * (d_k**-0.5)
+        query *= tl.rsqrt(tl.sum(query * query, axis=0) + eps) * (d_k**-0.5)
         key_scale = tl.rsqrt(tl.sum(key * key, axis=0) + eps)
-        query *= query_scale
-        read *= query_scale
-        predicted *= key_scale
     if weight is not None:
-        key_scale = tl.load(weight + sequence * weight_stride + head).to(tl.float32)
+        key_scale = key_weight
     key *= key_scale
-    if not per_key:
-        kept = tl.exp(total)
-        read *= kept
-        predicted *= kept
 
+    read = tl.zeros([columns], tl.float32)
+    predicted = tl.zeros([columns], tl.float32)
     if capacity > 0:
-        first = 0
-        while first < live:
-            old = live_keys(keys, decays, scales, live, first, row, until, d_k, per_key, entries)
-            value = live_values(values, live, first, column, d_v, entries)
-            read += tl.sum(tl.sum(old * query[None, :], axis=1)[:, None] * value, axis=0)
+        if live > 0:
+            old, factor = decayed(recent[0], recent[2], recent[3], until, per_key)
+            old_value = recent[1].to(tl.float32)
+            read += weighted(query, old, factor, old_value)
             if delta:
-                predicted += tl.sum(tl.sum(old * key[None, :], axis=1)[:, None] * value, axis=0)
-            first += entries
+                predicted += weighted(key, old, factor, old_value)
+        if capacity > entries:
+            first = entries
+            while first < live:
+                later = load_entries(keys, values, decays, scales, live, first, row, column, d_k, d_v, per_key, entries)
+                old, factor = decayed(later[0], later[2], later[3], until, per_key)
+                old_value = later[1].to(tl.float32)
+                read += weighted(query, old, factor, old_value)
+                if delta:
+                    predicted += weighted(key, old, factor, old_value)
+                first += entries
+    # decays that are one number multiply sums, not channels
+    if per_key:
+        read += tl.sum(tile * (query * tl.exp(until))[:, None], axis=0)
+        if delta:
+            predicted += tl.sum(tile * (key * tl.exp(total))[:, None], axis=0)
+    else:
+        read += tl.sum(tile * query[:, None], axis=0) * tl.exp(until)
+        if delta:
+            predicted += tl.sum(tile * key[:, None], axis=0) * tl.exp(total)
 
-    value = tl.load(v + sequence * v_stride + head * d_v + column).to(tl.float32)
     update = value
     if delta:
-        update = (value - predicted) * tl.load(beta + sequence * beta_stride + head).to(tl.float32)
+        update = (value - predicted) * strength
     if reads_before:
-        read += tl.sum(query * tl.load(bonus + head * d_k + row).to(tl.float32) * key, axis=0) * update
+        read += tl.sum(query * own * key, axis=0) * update
     else:
         read += tl.sum(query * key, axis=0) * update
     if skip is not None:
-        read += tl.load(skip + head).to(tl.float32) * value
+        read += skipped * value
     tl.store(out, read)
 
-    if live < folds_at:
+    if folds:
+        if capacity > 0:
+            tile = folded(tile, keys, values, decays, scales, live, total, row, column, d_k, d_v, per_key, fold_entries)
+        else:
+            tile *= tl.exp(total)[:, None] if per_key else tl.exp(total)
+        tl.store(cells, tile + key[:, None] * update[None, :])
+    else:
         tl.store(values + live * d_v + column, update)
         # what all tiles share is written by one; none of them reads an entry that is not live yet
-        if tile == 0:
+        if part == 0:
             if head % group == 0:
                 tl.store(keys + live * d_k + row, raw_key)
             tl.store(decays + live * width + channel, total)
             if scales is not None:
                 tl.store(scales + live, key_scale)
-    elif live == capacity:
-        # most folds: the compiler sees that no entry is masked
-        fold_tile(
-            base, base, keys, values, decays, scales, live, log_decay, rate, k, key_scale, update, column,
-            d_k, d_v, capacity, capacity <= 16, per_key, floor, fold_rows, entries, stages,
-        )  # fmt: skip
-    elif live == 0:
-        # nothing to replay: the dense recurrence in place
-        fold_tile(
-            base, base, keys, values, decays, scales, live, log_decay, rate, k, key_scale, update, column,
-            d_k, d_v, 0, True, per_key, floor, fold_rows, entries, stages,
-        )  # fmt: skip
-    elif capacity > 0:
-        fold_tile(
-            base, base, keys, values, decays, scales, live, log_decay, rate, k, key_scale, update, column,
-            d_k, d_v, capacity, capacity <= 16, per_key, floor, fold_rows, entries, stages,
-        )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from holdover.ops.deferred.kernels.jit import jit
-from holdover.ops.deferred.kernels.parts import cumulative, live_keys, live_values
+from holdover.ops.deferred.kernels.parts import cumulative, decayed, folded, load_entries
 
 
 @jit
@@ -31,6 +31,23 @@ def decay_since(
 def token_rows(x: tl.tensor, stride: tl.tensor, token: tl.tensor, column: tl.tensor, tokens: tl.constexpr) -> tl.tensor:
     """``[T, columns]`` of an input; padding is 0."""
     return tl.load(x + token[:, None] * stride + column[None, :], mask=(token < tokens)[:, None], other=0.0)
+
+
+@jit
+def fold_blocks(
+    base: tl.tensor, keys: tl.tensor, values: tl.tensor, decays: tl.tensor, scales: tl.tensor, live: tl.tensor,
+    column: tl.tensor, d_k: tl.constexpr, d_v: tl.constexpr, capacity: tl.constexpr, per_key: tl.constexpr,
+    rows: tl.constexpr, entries: tl.constexpr,
+) -> None:  # fmt: skip
+    """Write the logical state into the base's columns ``column``, some rows at a time."""
+    width: tl.constexpr = d_k if per_key else 1
+    for top in tl.range(0, d_k, rows):
+        row = top + tl.arange(0, rows)
+        cells = base + row[:, None] * d_v + column[None, :]
+        tile = tl.load(cells)
+        until = cumulative(decays, live, row if per_key else 0, width, capacity)
+        tile = folded(tile, keys, values, decays, scales, live, until, row, column, d_k, d_v, per_key, entries)
+        tl.store(cells, tile)
 
 
 @jit
@@ -85,18 +102,23 @@ def verify_kernel(
     columns: tl.constexpr,
     entries: tl.constexpr,
     stages: tl.constexpr,
+    fold_rows: tl.constexpr,
+    fold_entries: tl.constexpr,
 ) -> None:
-    """Program ``(sequence, head, tile)``; ``T`` is padded to a power of two, and what is padding stays zero."""
+    """Program ``(sequence, head, tile)``; ``T`` is padded to a power of two, and what is padding stays zero.
+
+    A log without room is folded first. Of the drafts' entries only the values are written, which are the tile's own:
+    other tiles may yet have to fold what the rest of them replaces, so that is `record_kernel`'s.
+    """
     tiles: tl.constexpr = d_v // columns
     group: tl.constexpr = heads // key_heads
     width: tl.constexpr = d_k if per_key else 1
     program = tl.program_id(0)
-    tile = program % tiles
     head = program // tiles % heads
     sequence = (program // (tiles * heads)).to(tl.int64)
     token = tl.arange(0, padded)
     real = token < tokens
-    column = tile * columns + tl.arange(0, columns)
+    column = program % tiles * columns + tl.arange(0, columns)
     out += (sequence * tokens * heads + head) * d_v + token[:, None] * (heads * d_v) + column[None, :]
     slot = tl.load(slots + sequence).to(tl.int64)
     if slot == 0:
@@ -104,8 +126,6 @@ def verify_kernel(
         return
 
     live = tl.load(length + slot)
-    # such a log was folded before this launch; its length has yet to follow
-    live = tl.where(live + tokens > capacity, 0, live)
     base += slot * base_stride + head * (d_k * d_v)
     keys += slot * keys_stride + head // group * (capacity * d_k)
     values += slot * values_stride + head * (capacity * d_v)
@@ -117,6 +137,14 @@ def verify_kernel(
     log_decay += sequence * log_decay_stride + head * width
     if rate is not None:
         rate += head
+
+    if live + tokens > capacity:
+        fold_blocks(
+            base, keys, values, decays, scales, live, column, d_k, d_v, capacity, per_key, fold_rows, fold_entries
+        )
+        live *= 0
+        # no thread reads the base or replaces a value before all have folded
+        tl.debug_barrier()
 
     read = tl.zeros([padded, columns], tl.float32)
     predicted = tl.zeros([padded, columns], tl.float32)
@@ -164,12 +192,13 @@ def verify_kernel(
     old_key = key * (tl.exp(since) if per_key else tl.exp(since)[:, None])
     first = 0
     while first < live:
-        old = live_keys(keys, decays, scales, live, first, row, before, d_k, per_key, entries)
-        value = live_values(values, live, first, column, d_v, entries)
-        mix = tl.sum(old_query[:, None, :] * old[None, :, :], axis=2)
+        recent = load_entries(keys, values, decays, scales, live, first, row, column, d_k, d_v, per_key, entries)
+        old, factor = decayed(recent[0], recent[2], recent[3], before, per_key)
+        value = recent[1].to(tl.float32)
+        mix = tl.sum(old_query[:, None, :] * old[None, :, :], axis=2) * factor
         read += tl.sum(mix[:, :, None] * value[None, :, :], axis=1)
         if delta:
-            mix = tl.sum(old_key[:, None, :] * old[None, :, :], axis=2)
+            mix = tl.sum(old_key[:, None, :] * old[None, :, :], axis=2) * factor
             predicted += tl.sum(mix[:, :, None] * value[None, :, :], axis=1)
         first += entries
 
@@ -208,12 +237,3 @@ def verify_kernel(
 
     entry = live + token
     tl.store(values + entry[:, None] * d_v + column[None, :], update, mask=real[:, None])
-    if tile == 0:
-        if head % group == 0:
-            tl.store(keys + entry[:, None] * d_k + row[None, :], raw_key, mask=real[:, None])
-        if per_key:
-            tl.store(decays + entry[:, None] * d_k + row[None, :], before[None, :] + since, mask=real[:, None])
-        else:
-            tl.store(decays + entry, before + since, mask=real)
-        if scales is not None:
-            tl.store(scales + entry, key_scale, mask=real)

@@ -10,9 +10,15 @@ from torch import Tensor
 
 
 def paged_attention(
-    q: Tensor, keys: Tensor, values: Tensor, rows: Sequence[Tensor], scale: float, window: int | None = None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Sequence[Tensor],
+    scale: float,
+    window: int | None = None,
+    positions: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of the T newest tokens of each sequence over all of its tokens.
+    """Causal attention of T tokens of each sequence, the newest ones unless said otherwise, over its tokens.
 
     Args:
         q: ``[B, T, Hq, D]``, rotated already.
@@ -21,17 +27,18 @@ def paged_attention(
         rows: per sequence the row of every token so far in order, the T new ones last; int64.
         scale: factor on the scores.
         window: tokens that a query sees, itself included, or None for all.
+        positions: where in ``rows`` each of the T tokens stands, int64 ``[B, T]``; None for the last ones.
 
     Returns:
         ``[B, T, Hq, Dv]`` in q's dtype; a KV head serves ``Hq // Hkv`` consecutive query heads.
     """
-    if q.shape[1] == 1 and window is None:
+    if q.shape[1] == 1 and window is None and positions is None:
         return _attend_one(q, keys, values, rows, scale)
     out = torch.empty(*q.shape[:3], values.shape[-1], dtype=q.dtype, device=q.device)
-    reach = None if window is None else q.shape[1] + window - 1
+    reach = None if window is None or positions is not None else q.shape[1] + window - 1
     for i, sequence in enumerate(rows):
         k, v = _read((keys, values), sequence if reach is None else sequence[-reach:])
-        out[i] = _attend(q[i], k, v, scale, window)
+        out[i] = _attend(q[i], k, v, scale, window, None if positions is None else positions[i])
     return out
 
 
@@ -58,13 +65,19 @@ def _read(planes: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
     return [plane.index_select(0, rows) for plane in planes]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None) -> Tensor:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None, positions: Tensor | None = None
+) -> Tensor:
     """One sequence: ``q [T, Hq, D]`` over ``k [L, Hkv, D]``, ``v [L, Hkv, Dv]``; returns ``[T, Hq, Dv]``."""
     tokens, d_v = len(q), v.shape[-1]
     width = max(q.shape[-1], d_v)  # the fast path wants equal widths; zeros change neither scores nor outputs
     q, k, v = (_widen(x.to(q.dtype), width).transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, H, T or L, D]
-    causal = k.shape[2] == tokens and (window is None or window >= tokens)
-    mask = None if causal else _mask(tokens, k.shape[2], window, q)
+    causal = positions is None and k.shape[2] == tokens and (window is None or window >= tokens)
+    mask = None
+    if positions is not None:
+        mask = _mask_at(positions, k.shape[2], window, q)
+    elif not causal:
+        mask = _mask(tokens, k.shape[2], window, q)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True)
     return out[0].transpose(0, 1)[..., :d_v]
 
@@ -81,6 +94,13 @@ def _mask(tokens: int, length: int, window: int | None, like: Tensor) -> Tensor:
     return later if window is None else later + hidden.tril(length - tokens - window)
 
 
+def _mask_at(positions: Tensor, length: int, window: int | None, like: Tensor) -> Tensor:
+    """The same for queries at ``positions [T]`` among the ``length`` tokens."""
+    behind = positions.unsqueeze(1) - torch.arange(length, device=like.device)  # [T, L]
+    unseen = behind < 0 if window is None else (behind < 0) | (behind >= window)
+    return torch.zeros(unseen.shape, dtype=like.dtype, device=like.device).masked_fill_(unseen, float("-inf"))
+
+
 def paged_latent_attention(
     q_nope: Tensor,
     q_rope: Tensor,
@@ -90,6 +110,7 @@ def paged_latent_attention(
     w_k: Tensor,
     w_v: Tensor,
     scale: float,
+    positions: Tensor | None = None,
 ) -> Tensor:
     """Multi-head latent attention with the key and value expansions absorbed into query and output.
 
@@ -102,6 +123,7 @@ def paged_latent_attention(
         w_k: expansion of a latent to keys ``[H, d_n, c]``.
         w_v: expansion of a latent to values ``[H, d_v, c]``.
         scale: factor on the scores.
+        positions: as for `paged_attention`.
 
     Returns:
         ``[B, T, H, d_v]`` in q_nope's dtype.
@@ -112,7 +134,8 @@ def paged_latent_attention(
     )
     for i, sequence in enumerate(rows):
         past_latent, past_rope = _read((latent, rope), sequence)
-        out[i] = attend(q_nope[i], q_rope[i], past_latent, past_rope, w_k, w_v, scale)
+        at = None if positions is None else positions[i]
+        out[i] = attend(q_nope[i], q_rope[i], past_latent, past_rope, w_k, w_v, scale, at)
     return out
 
 
@@ -124,22 +147,37 @@ def _expanding_is_cheaper(tokens: int, d_r: int, w_k: Tensor, w_v: Tensor) -> bo
 
 
 def _attend_absorbed(
-    q_nope: Tensor, q_rope: Tensor, latent: Tensor, rope: Tensor, w_k: Tensor, w_v: Tensor, scale: float
+    q_nope: Tensor,
+    q_rope: Tensor,
+    latent: Tensor,
+    rope: Tensor,
+    w_k: Tensor,
+    w_v: Tensor,
+    scale: float,
+    positions: Tensor | None,
 ) -> Tensor:
     """One sequence on its latents: all query heads share the one KV head."""
     absorbed = torch.bmm(q_nope.transpose(0, 1), w_k).transpose(0, 1)  # [T, H, c]
     k = torch.cat([latent, rope], dim=-1)  # [L, 1, c + d_r]
     # the keys stand in for the values too: the part of the output past the latent is dropped
-    mixed = _attend(torch.cat([absorbed, q_rope], dim=-1), k, k, scale)[..., : latent.shape[-1]]
+    q = torch.cat([absorbed, q_rope], dim=-1)
+    mixed = _attend(q, k, k, scale, positions=positions)[..., : latent.shape[-1]]
     return torch.bmm(mixed.transpose(0, 1), w_v.mT).transpose(0, 1)
 
 
 def _attend_expanded(
-    q_nope: Tensor, q_rope: Tensor, latent: Tensor, rope: Tensor, w_k: Tensor, w_v: Tensor, scale: float
+    q_nope: Tensor,
+    q_rope: Tensor,
+    latent: Tensor,
+    rope: Tensor,
+    w_k: Tensor,
+    w_v: Tensor,
+    scale: float,
+    positions: Tensor | None,
 ) -> Tensor:
     """One sequence with every latent expanded to each head's key and value."""
     heads, _, c = w_k.shape
     k_nope = (latent[:, 0] @ w_k.reshape(-1, c).mT).view(len(latent), heads, -1)  # [L, H, d_n]
     v = (latent[:, 0] @ w_v.reshape(-1, c).mT).view(len(latent), heads, -1)
     k = torch.cat([k_nope, rope.expand(-1, heads, -1)], dim=-1)
-    return _attend(torch.cat([q_nope, q_rope], dim=-1), k, v, scale)
+    return _attend(torch.cat([q_nope, q_rope], dim=-1), k, v, scale, positions=positions)

@@ -37,9 +37,10 @@ class LogLayout:
         merge_interval: M, 1 to 64; 1 is the dense recurrence, with no log.
         key_dtype: the activations' dtype, so that raw keys lose nothing.
         value_dtype: by default fp32 for the delta rule and the activations' dtype for the others (Table 3).
+        base_dtype: fp32 or bf16; the latter halves the traffic and rounds the state at every fold.
 
     Raises:
-        ConfigError: heads do not divide, ``d_k`` is no power of two, or M is out of range.
+        ConfigError: heads do not divide, ``d_k`` is no power of two, M is out of range, or the base has another dtype.
     """
 
     family: Family
@@ -50,12 +51,15 @@ class LogLayout:
     merge_interval: int
     key_dtype: torch.dtype = torch.bfloat16
     value_dtype: torch.dtype | None = None
+    base_dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
         if not 1 <= self.merge_interval <= LONGEST_INTERVAL:
             raise ConfigError(f"merge interval is {self.merge_interval}, want 1 to {LONGEST_INTERVAL}")
         if self.heads % self.key_heads:
             raise ConfigError(f"{self.heads} value heads are no multiple of {self.key_heads} key heads")
+        if self.base_dtype not in (torch.float32, torch.bfloat16):
+            raise ConfigError(f"base is {self.base_dtype}, want fp32 or bf16")
         if self.d_k & (self.d_k - 1):
             raise ConfigError(f"d_k is {self.d_k}, want a power of two")
 

@@ -18,7 +18,7 @@ def step(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs) 
     """One token of every slot: append it to the log, or fold it and the log into the base where the limit is reached.
 
     Args:
-        base: ``[S, H, d_k, d_v]`` fp32; may be strided over S.
+        base: ``[S, H, d_k, d_v]`` fp32 or bf16; may be strided over S.
         log: of the same slots.
         cursor: of the same slots.
         slots: ``[B]`` int64, distinct but for zeros.
@@ -37,7 +37,7 @@ def verify(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs
     A log without room for them is folded first, whatever its limit. `rollback` takes tokens back after `advance`.
 
     Args:
-        base: ``[S, H, d_k, d_v]`` fp32; may be strided over S.
+        base: ``[S, H, d_k, d_v]`` fp32 or bf16; may be strided over S.
         log: of the same slots; holds at least T entries.
         cursor: of the same slots.
         slots: ``[B]`` int64, distinct but for zeros.
@@ -82,21 +82,21 @@ def fold(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, room: int | None
     if room is not None:
         chosen &= live + room > log.layout.capacity
     slots = slots[chosen]
-    base[slots] = logical(base, log, cursor, slots)
+    base[slots] = logical(base, log, cursor, slots).to(base.dtype)
 
 
 def materialise(base: Tensor, log: Log, cursor: Cursor, sources: Tensor, targets: Tensor) -> None:
     """Write the logical state of each source into its target's base; nothing else changes.
 
     Args:
-        base: ``[S, H, d_k, d_v]`` fp32; may be strided over S.
+        base: ``[S, H, d_k, d_v]`` fp32 or bf16; may be strided over S.
         log: of the same slots.
         cursor: of the same slots.
         sources: ``[B]`` int64; may repeat.
         targets: ``[B]`` int64, distinct but for zeros and none of them a source; a pair with a zero is skipped.
     """
     real = (sources != 0) & (targets != 0)
-    base[targets[real]] = logical(base, log, cursor, sources[real])
+    base[targets[real]] = logical(base, log, cursor, sources[real]).to(base.dtype)
 
 
 def logical(base: Tensor, log: Log, cursor: Cursor, slots: Tensor) -> Tensor:
@@ -135,7 +135,8 @@ def _step(base: Tensor, log: Log, live: Tensor, full: Tensor, slots: Tensor, inp
     _append(log, live[~full], slots[~full], [x[~full] for x in (inputs.k, written, total, scale)])
     if full.any():
         folded = _materialise(base, log, live[full], slots[full], total[full])
-        base[slots[full]] = torch.addcmul(folded, key[full].unsqueeze(-1), written[full].unsqueeze(-2))
+        folded = torch.addcmul(folded, key[full].unsqueeze(-1), written[full].unsqueeze(-2))
+        base[slots[full]] = folded.to(base.dtype)
     return out.to(inputs.q.dtype)
 
 
@@ -168,7 +169,7 @@ def _entries(log: Log, live: Tensor, slots: Tensor, until: Tensor) -> tuple[Tens
 
 def _read(base: Tensor, log: Log, live: Tensor, slots: Tensor, *rows: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """``x^T S`` for each ``(x, decay of S up to the read)``, where S is the logical state: ``[B, H, d_v]`` each."""
-    states, found = base[slots], []
+    states, found = base[slots].float(), []
     for x, until in rows:
         keys, values = _entries(log, live, slots, until)
         old = torch.matmul((x * until.exp()).unsqueeze(-2), states)  # [B, H, 1, d_v]
@@ -180,7 +181,7 @@ def _read(base: Tensor, log: Log, live: Tensor, slots: Tensor, *rows: tuple[Tens
 def _materialise(base: Tensor, log: Log, live: Tensor, slots: Tensor, until: Tensor) -> Tensor:
     """The logical states decayed up to ``until``: ``[B, H, d_k, d_v]``."""
     keys, values = _entries(log, live, slots, until)
-    return torch.matmul(keys.mT, values).add_(base[slots] * until.exp().unsqueeze(-1))
+    return torch.matmul(keys.mT, values).add_(base[slots].float() * until.exp().unsqueeze(-1))
 
 
 def _append(log: Log, live: Tensor, slots: Tensor, entry: list[Tensor]) -> None:

@@ -26,8 +26,8 @@ class Traffic:
 
 
 def state_bytes(layout: LogLayout, batch: int) -> int:
-    """``C_state`` of Eq. 8: the fp32 base of ``batch`` sequences."""
-    return 4 * batch * layout.heads * layout.d_k * layout.d_v
+    """``C_state`` of Eq. 8: the base of ``batch`` sequences."""
+    return layout.base_dtype.itemsize * batch * layout.heads * layout.d_k * layout.d_v
 
 
 def dense(layout: LogLayout, batch: int) -> Traffic:

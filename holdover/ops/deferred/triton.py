@@ -32,7 +32,7 @@ def step(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs, 
     """One token of every slot: append it to the log, or fold it and the log into the base where the limit is reached.
 
     Args:
-        base: ``[S, H, d_k, d_v]`` fp32; may be strided over S.
+        base: ``[S, H, d_k, d_v]`` fp32 or bf16; may be strided over S.
         log: of the same slots.
         cursor: of the same slots; `advance` moves it after the last layer.
         slots: ``[B]`` int64, distinct but for zeros; a row with slot 0 is padding and its output is zero.
@@ -199,9 +199,12 @@ def _record(log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs) -> None:
 
 def _checked(base: Tensor, log: Log, inputs: Inputs, leading: int) -> Inputs:
     """``inputs`` as the kernels read them: contiguous behind the ``leading`` axes."""
-    state = (log.layout.heads, log.layout.d_k, log.layout.d_v)
-    if base.shape[1:] != state or base.dtype != torch.float32 or not base[0].is_contiguous():
-        raise ConfigError(f"base is {base.dtype} {tuple(base.shape)}, want fp32 and, within a slot, contiguous {state}")
+    x = log.layout
+    state = (x.heads, x.d_k, x.d_v)
+    if base.shape[1:] != state or base.dtype != x.base_dtype or not base[0].is_contiguous():
+        raise ConfigError(
+            f"base is {base.dtype} {tuple(base.shape)}, want {x.base_dtype} and, within a slot, contiguous {state}"
+        )
     axes = [leading] * PER_TOKEN + [0] * (len(inputs) - PER_TOKEN)
     strided = {
         name: x

@@ -63,6 +63,6 @@ def fold_kernel(
     column = program % tiles * columns + tl.arange(0, columns)
     cells = head * (d_k * d_v) + row[:, None] * d_v + column[None, :]
     until = cumulative(decays, live, row if per_key else 0, width, capacity)
-    tile = tl.load(base + slot * base_stride + cells)
+    tile = tl.load(base + slot * base_stride + cells).to(tl.float32)
     tile = folded(tile, keys, values, decays, scales, live, until, row, column, d_k, d_v, per_key, entries)
     tl.store(base + target * base_stride + cells, tile)

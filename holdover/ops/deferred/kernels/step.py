@@ -101,7 +101,7 @@ def step_kernel(
         recent = load_entries(keys, values, decays, scales, live, 0, row, column, d_k, d_v, per_key, entries)
     # the compiler would mix these loads with the base's, but moves none across a barrier
     tl.debug_barrier()
-    tile = tl.load(cells)
+    tile = tl.load(cells).to(tl.float32)
 
     total = before + now
     until = before if reads_before else total

@@ -44,7 +44,7 @@ def fold_blocks(
     for top in tl.range(0, d_k, rows):
         row = top + tl.arange(0, rows)
         cells = base + row[:, None] * d_v + column[None, :]
-        tile = tl.load(cells)
+        tile = tl.load(cells).to(tl.float32)
         until = cumulative(decays, live, row if per_key else 0, width, capacity)
         tile = folded(tile, keys, values, decays, scales, live, until, row, column, d_k, d_v, per_key, entries)
         tl.store(cells, tile)
@@ -150,7 +150,7 @@ def verify_kernel(
     predicted = tl.zeros([padded, columns], tl.float32)
     for top in tl.range(0, d_k, rows, num_stages=stages):
         row = top + tl.arange(0, rows)
-        state = tl.load(base + row[:, None] * d_v + column[None, :])
+        state = tl.load(base + row[:, None] * d_v + column[None, :]).to(tl.float32)
         query = token_rows(q, q_token, token, row, tokens).to(tl.float32)
         key = token_rows(k, k_token, token, row, tokens).to(tl.float32)
         if per_key:

@@ -60,10 +60,10 @@ $(TORCH_STAMP): | $(BIN)/pip
 	@rm -f $(VENV)/.torch-* && touch $@
 
 $(SERVER_STAMP): pyproject.toml constraints.txt $(TORCH_STAMP)
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[server]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[server,structured]'
 	@touch $@
 
-# `dev` contains `server`
+# `dev` contains both
 $(DEV_STAMP): pyproject.toml constraints.txt $(TORCH_STAMP)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(SERVER_STAMP) $@

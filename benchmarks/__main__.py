@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-NAMES = ("decode", "embedded", "planning", "spill", "store")
+NAMES = ("attention", "decode", "decode_engine", "drift", "embedded", "planning", "spill", "store")
 
 
 def main() -> int:

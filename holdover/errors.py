@@ -46,6 +46,10 @@ class CheckpointMismatchError(HoldoverError):
     """A checkpoint's bytes are not those of the depth, key or layout that were expected."""
 
 
+class EngineClosedError(HoldoverError):
+    """The engine was closed, on purpose, before it could answer."""
+
+
 class IntegrityError(HoldoverError):
     """An internal counter or owner disagrees with what it should be; the message names the ids."""
 

@@ -122,6 +122,11 @@ class ChunkStore:
         return sum(len(owner.rows) for owner in self.owners)
 
     @property
+    def reclaimable(self) -> int:
+        """Rows of entries that no request reads."""
+        return sum(len(entry) for entry in self.entries.values() if not entry.pins)
+
+    @property
     def extra_bytes(self) -> int:
         """Bytes of extras, those reserved for builds included."""
         return sum(owner.extra_bytes for owner in self.owners)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # as `holdover.retention` has them, whose import takes torch's seconds
 RefreshName = Literal["none", "suffix"]
 ElementName = Literal["full", "bfloat16", "int8"]
+DecodeName = Literal["auto", "dense", "deferred"]
+SpeculateName = Literal["off", "ngram", "mtp"]
 
 Model = Annotated[str, typer.Argument(help="Name of a bundled model, directory of a model, or hub id.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
@@ -72,6 +74,25 @@ SpillLag = Annotated[
     int, typer.Option(min=0, help="Checkpoints that may be unwritten when a request ends: those that a crash loses.")
 ]
 SpillBudget = Annotated[str, typer.Option(help="Bytes that the directory may hold.")]
+Decode = Annotated[
+    DecodeName,
+    typer.Option(
+        help="Write the whole state at every token, or keep a log of recent updates beside it; auto: the faster."
+    ),
+]
+MergeInterval = Annotated[
+    int | None, typer.Option(min=1, max=64, help="Tokens between two writes of a state; what is fastest if unset.")
+]
+Speculate = Annotated[
+    SpeculateName,
+    typer.Option(
+        help="Who drafts tokens that one step verifies: ngram looks them up in the text, mtp is the model's own head."
+    ),
+]
+DraftTokens = Annotated[int, typer.Option(min=1, max=15, help="Tokens that are drafted for a step.")]
+CudaGraphs = Annotated[
+    bool, typer.Option("--cuda-graphs/--no-cuda-graphs", help="Capture decode steps on a GPU and replay them.")
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads that torch computes with; its own choice if unset.")]
 
 
@@ -108,6 +129,20 @@ class Caching:
 DENSE = Caching()
 
 
+@dataclass(frozen=True)
+class Decoding:
+    """How decode runs, as the user wrote it."""
+
+    decode: DecodeName = "auto"
+    merge_interval: int | None = None
+    speculate: SpeculateName = "off"
+    draft_tokens: int = 3
+    cuda_graphs: bool = True
+
+
+PLAIN = Decoding()
+
+
 def load_engine(
     model: str,
     *,
@@ -120,6 +155,7 @@ def load_engine(
     chunk_size: int = 512,
     threads: int | None = None,
     caching: Caching = DENSE,
+    decoding: Decoding = PLAIN,
 ) -> Engine:
     """Load a model with the options as the user wrote them.
 
@@ -157,6 +193,7 @@ def load_engine(
         spill_dir=caching.spill_dir,
         spill_lag=caching.spill_lag,
         spill_budget=parse_bytes(caching.spill_budget),
+        **asdict(decoding),
         **{name: None if size is None else parse_bytes(size) for name, size in sizes.items()},
     )
 

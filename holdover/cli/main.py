@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from holdover import __version__
-from holdover.cli import calibrate, generate, inspect, plan, serve, validate
+from holdover.cli import cache, calibrate, generate, inspect, plan, serve, validate
 from holdover.cli.errors import Debug, Group
 
 app = typer.Typer(
@@ -41,3 +41,4 @@ inspect.register(app)
 plan.register(app)
 validate.register(app)
 calibrate.register(app)
+cache.register(app)

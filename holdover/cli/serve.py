@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import shlex
 import signal
 import socket
 from pathlib import Path
@@ -14,23 +11,29 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from holdover.cli import loading
+from holdover.cli import loading, settings
 from holdover.cli.errors import Debug
+from holdover.cli.summary import summary
 from holdover.errors import ConfigError
 from holdover.weights.bundled import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from holdover.engine.engine import Engine
+    from holdover.server.options import ServerOptions
 
+# as `holdover.server` has them, whose import takes FastAPI's time
+LogFormat = Literal["text", "json"]
 LogLevel = Literal["critical", "error", "warning", "info", "debug"]
-# seconds that requests in progress may take to end after a signal
-_GRACE = 5
+# seconds for answers to leave once nothing is computed any more
+_LAST_BYTES = 5
 _BACKLOG = 2048
-_ANY = ("0.0.0.0", "::", "")
 
 
 def serve(
-    model: loading.Model = DEFAULT_MODEL,
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(envvar="HOLDOVER_MODEL", help="Name of a bundled model, directory of a model, or hub id.")
+    ] = DEFAULT_MODEL,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every one of this machine.")] = (
         "127.0.0.1"
     ),
@@ -45,6 +48,11 @@ def serve(
     max_context: loading.MaxContext = None,
     max_running: loading.MaxRunning = 16,
     chunk_size: loading.ChunkSize = 512,
+    decode: loading.Decode = "auto",
+    merge_interval: loading.MergeInterval = None,
+    speculate: loading.Speculate = "off",
+    draft_tokens: loading.DraftTokens = 3,
+    cuda_graphs: loading.CudaGraphs = True,
     plan: loading.Plan = None,
     refresh: loading.Refresh = None,
     element: loading.ElementOption = None,
@@ -59,16 +67,51 @@ def serve(
     spill_budget: loading.SpillBudget = "20GiB",
     spill_lag: loading.SpillLag = 1,
     threads: loading.Threads = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="Key that clients must send; may be repeated. HOLDOVER_API_KEY hides it from other users."),
+    ] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="File of further keys, one a line.")] = None,
+    guard_metrics: Annotated[
+        bool, typer.Option("--guard-metrics", help="Ask for a key at /metrics too; /health never needs one.")
+    ] = False,
+    max_body: Annotated[str, typer.Option(help="Largest body of a request.")] = "4MiB",
+    max_waiting: Annotated[
+        int, typer.Option(min=0, help="Requests that may wait beside those that run; others are told to come back.")
+    ] = 512,
+    max_per_key: Annotated[
+        int | None, typer.Option(min=1, help="Requests that one key may have under way; any number if unset.")
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that requests may take to end after Ctrl-C or SIGTERM.")
+    ] = 20,
     log_level: Annotated[LogLevel, typer.Option(help="How much to log.")] = "warning",
+    log_format: Annotated[LogFormat, typer.Option(help="Lines of text, or JSON objects.")] = "text",
+    config: settings.ConfigFile = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Show every setting with where it came from, and leave.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
-    """Serve a model over HTTP, with OpenAI's API, until Ctrl-C or SIGTERM."""
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    """Serve a model over HTTP, with OpenAI's API, until Ctrl-C or SIGTERM.
+
+    Every flag can also be set as HOLDOVER_ and its name in capitals, or in a file that --config names.
+    """
+    effective = settings.effective(context)
+    if print_config:
+        typer.echo("\n".join(one.line() for one in effective))
+        return
+    from holdover.server.logs import configure
+
+    configure(log_level, log_format)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
     console = Console(highlight=False)
     # before the model: loading takes minutes, and a port in use is known at once
     with listen(host, port) as listener:
+        options = _options(
+            [*(api_key or ()), *_keys_of(api_key_file)], guard_metrics, max_body, max_waiting, max_per_key
+        )
         with loading.progress(console, f"loading {model}"):
             engine = loading.load_engine(
                 model,
@@ -95,17 +138,28 @@ def serve(
                     spill_budget=spill_budget,
                     spill_lag=spill_lag,
                 ),
+                decoding=loading.Decoding(
+                    decode=decode,
+                    merge_interval=merge_interval,
+                    speculate=speculate,
+                    draft_tokens=draft_tokens,
+                    cuda_graphs=cuda_graphs,
+                ),
             )
+        if engine.core.runner.decoder is not None:
+            with loading.progress(console, "preparing decode"):
+                engine.warm_up()
         for warning in engine.planned.warnings:
             console.print(f"warning: {warning}", markup=False, soft_wrap=True)
         name = served_name or _name_of(model)
+        lines = [*_chosen(effective), *summary(engine, name, listener, needs_key=bool(options.keys))]
         # it says "ready", so it comes with the first moment at which the server answers
-        _run(engine, name, listener, log_level, ready="\n".join(_summary(engine, name, listener)))
+        _run(engine, name, listener, options, grace=grace, ready="\n".join(lines))
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command("serve")(serve)
+    app.command("serve", context_settings={"auto_envvar_prefix": settings.PREFIX})(serve)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -146,89 +200,49 @@ def _name_of(model: str) -> str:
     return path.resolve().name if path.is_dir() else model
 
 
-def _summary(engine: Engine, name: str, listener: socket.socket) -> list[str]:
-    layout, cache = engine.loaded.host.layout, engine.core.cache
-    slots, rows = cache.tiers.native.pool, cache.kv
-    return [
-        f"model      {name} ({layout.architecture}, {layout.state.conv_dtype}, {engine.loaded.host.device})",
-        f"context    {engine.prepare.max_context:,} tokens",
-        f"state      {slots.num_slots:,} slots, {_mib(slots.nbytes)}",
-        *_compression(engine),
-        f"KV         {rows.num_rows:,} rows, {_mib(rows.nbytes)}",
-        *_shelves(engine),
-        f"ready at   {_url(listener)}",
-        "try        " + _curl(engine, name, listener),
-    ]
+def _options(
+    keys: list[str], guard_metrics: bool, max_body: str, max_waiting: int, max_per_key: int | None
+) -> ServerOptions:
+    from holdover.engine.memory import parse_bytes
+    from holdover.server.auth import Keys
+    from holdover.server.options import ServerOptions
+
+    return ServerOptions(Keys(keys), guard_metrics, max_waiting, max_per_key, parse_bytes(max_body))
 
 
-def _compression(engine: Engine) -> list[str]:
-    from holdover.engine.planning import gate_of
+def _keys_of(path: Path | None) -> list[str]:
+    from holdover.server.auth import read_keys
 
-    lines, options, packed = [], engine.options, engine.core.cache.tiers.packed
-    if packed is not None:
-        pool = packed.pool
-        saved = engine.loaded.host.layout.state.checkpoint_bytes / pool.codec.nbytes
-        lines.append(
-            f"compressed {pool.num_slots:,} slots, {_mib(pool.nbytes)}: {pool.codec.name}, {saved:.2f}x smaller than "
-            f"dense, refresh {options.refresh}"
-        )
-    lines.append(f"plan       {engine.planned.note}")
-    if (gate := gate_of(options)) is not None:
-        text, is_within = gate
-        lines.append(f"quality    {text}" if is_within else f"warning    {text}")
-    return lines
+    return [] if path is None else read_keys(path)
 
 
-def _shelves(engine: Engine) -> list[str]:
-    options, lines = engine.options, []
-    if options.host_budget is not None:
-        lines.append(f"host       {_mib(options.host_budget)} of memory for checkpoints that leave the slots")
-    if options.spill_dir is not None:
-        lines.append(f"disk       {options.spill_dir}, up to {_mib(options.spill_budget)}")
-    return lines
+def _chosen(effective: list[settings.Setting]) -> list[str]:
+    """What is set otherwise than by default."""
+    lines = [one.line().lstrip("# ") for one in effective if one.source != "default"]
+    return [f"setting    {line}" for line in lines]
 
 
-def _curl(engine: Engine, name: str, listener: socket.socket) -> str:
-    body: dict[str, object] = {"model": name, "max_tokens": 32}
-    path = "completions"
-    if engine.loaded.tokenizer.has_chat_template:
-        path = "chat/completions"
-        body["messages"] = [{"role": "user", "content": "Hello"}]
-    else:
-        body["prompt"] = "Hello"
-    words = ["curl", f"{_url(listener)}/v1/{path}", "-H", "Content-Type: application/json", "-d", json.dumps(body)]
-    return shlex.join(words)
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    if host in _ANY:
-        host = "127.0.0.1" if listener.family == socket.AF_INET else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
-
-
-def _run(engine: Engine, name: str, listener: socket.socket, log_level: str, *, ready: str) -> None:
+def _run(
+    engine: Engine, name: str, listener: socket.socket, options: ServerOptions, *, grace: float, ready: str
+) -> None:
     import uvicorn
 
     from holdover.engine.async_engine import AsyncEngine
-    from holdover.server.app import create_app
+    from holdover.server.app import create_app, gate_of
+    from holdover.server.process import DrainingServer
 
-    app = create_app(AsyncEngine(engine), model_name=name)
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            typer.echo(ready)
-
-    config = uvicorn.Config(app, log_level=log_level, timeout_graceful_shutdown=_GRACE, server_header=False)
-    # uvicorn takes the signals over, and raises them again when it has shut down: by then there is nothing to leave
+    served = AsyncEngine(engine)
+    gate = gate_of(served, options)
+    app = create_app(served, model_name=name, options=options, gate=gate)
+    # one log for all: uvicorn's own form, and its line for each request, would stand beside ours
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, timeout_graceful_shutdown=_LAST_BYTES, server_header=False
+    )
+    server = DrainingServer(config, gate=gate, close=served.close, grace=grace, on_ready=lambda: typer.echo(ready))
+    # uvicorn takes the signals over until it has shut down: by then there is nothing to leave
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _ignore)
-    Server(config).run(sockets=[listener])
+    server.run(sockets=[listener])
 
 
 def _leave(_: int, __: FrameType | None) -> None:

@@ -7,16 +7,19 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, aclosing, suppress
+from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from holdover.engine.chat import render_chat
 from holdover.engine.core import EngineCore
 from holdover.engine.engine import Engine, Prompt
+from holdover.engine.origin import remembered
 from holdover.engine.request import Output, Update
 from holdover.engine.sampling import SamplingParams
 from holdover.engine.sequence import Sequence as EngineSequence
-from holdover.errors import HoldoverError
+from holdover.errors import EngineClosedError, HoldoverError
 from holdover.weights.bundled import DEFAULT_MODEL
 
 logger = logging.getLogger(__name__)
@@ -72,27 +75,56 @@ class AsyncEngine:
         Raises:
             HoldoverError: the engine's thread has ended.
         """
-        loop = asyncio.get_running_loop()
-        updates: asyncio.Queue[Update | Exception] = asyncio.Queue()
-        request_id, done = sequence.request.id, False
-
-        def sink(update: Update | Exception) -> None:
-            loop.call_soon_threadsafe(updates.put_nowait, update)
-
-        self._post(_Work(lambda: self._start(sequence, sink), sink))
-        try:
-            while not done:
-                update = await updates.get()
-                if isinstance(update, Exception):
-                    done = True
-                    raise update
-                done = update.output is not None
+        async with aclosing(self.run_together([[sequence]])) as updates:
+            async for _, update in updates:
                 yield update
-        finally:
-            if not done:
-                # an engine that has ended has aborted it already, and the reason for leaving must not be replaced
+
+    async def run_together(self, groups: Sequence[Sequence[EngineSequence]]) -> AsyncGenerator[tuple[int, Update]]:
+        """Run sequences, yielding each update with the number of its sequence, counted over all groups.
+
+        The first sequence of a group starts at once and the others when it has a token, so that those of one prompt
+        find in the cache what the first one computed.
+
+        Leaving the iteration early, or cancelling the task, aborts what has not ended.
+
+        Raises:
+            HoldoverError: the engine's thread has ended.
+        """
+        loop = asyncio.get_running_loop()
+        updates: asyncio.Queue[tuple[int, Update | Exception]] = asyncio.Queue()
+        running: dict[int, str] = {}
+        followers: dict[int, Sequence[tuple[int, EngineSequence]]] = {}
+
+        def start(number: int, sequence: EngineSequence) -> None:
+            def sink(update: Update | Exception) -> None:
+                loop.call_soon_threadsafe(updates.put_nowait, (number, update))
+
+            names.enter_context(remembered(sequence.request.id))
+            self._post(_Work(lambda: self._start(sequence, sink), sink))
+            running[number] = sequence.request.id
+
+        with ExitStack() as names:
+            try:
+                numbered = enumerate(sequence for group in groups for sequence in group)
+                for (number, first), *others in [list(islice(numbered, len(group))) for group in groups]:
+                    followers[number] = others
+                    start(number, first)
+                while running:
+                    number, update = await updates.get()
+                    if isinstance(update, Exception):
+                        del running[number]
+                        raise update
+                    if update.output is not None:
+                        del running[number]
+                    if update.output is None or update.output.error is None:
+                        for follower in followers.pop(number, ()):
+                            start(*follower)
+                    yield number, update
+            finally:
+                # an engine that has ended has aborted them already, and the reason for leaving must not be replaced
                 with suppress(HoldoverError):
-                    self._post(_Work(lambda: self._abort(request_id)))
+                    for request_id in running.values():
+                        self._post(_Work(partial(self._abort, request_id)))
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **request: Any) -> Output:
         """Complete one prompt.
@@ -165,7 +197,9 @@ class AsyncEngine:
             self._inbox.put(work)
 
     def _why(self) -> HoldoverError:
-        return HoldoverError(f"the engine is not running: {self._failure or 'it was closed'}")
+        if self._failure is None:
+            return EngineClosedError("the engine is not running: it was closed")
+        return HoldoverError(f"the engine is not running: {self._failure}")
 
     def _start(self, sequence: EngineSequence, sink: Callable[[Update | Exception], None]) -> None:
         try:

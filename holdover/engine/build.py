@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from holdover.chunks import ChunkStore
 from holdover.codec import Arrangement, Codec
+from holdover.engine.chunks.settings import DEFAULT_SETTINGS, ChunkSettings
 from holdover.engine.core import EngineCore, Limits
+from holdover.engine.decode import Decoder, EagerDecoder, GraphDecoder
+from holdover.engine.decode.plan import DecodeMode, DecodePlan, plan_decode
+from holdover.engine.host import Host
 from holdover.engine.memory import MemoryPlan, StateNeeds, free_memory, plan_memory
 from holdover.engine.refresh import SuffixRefresh
-from holdover.engine.runner import Host, Runner
+from holdover.engine.runner import Runner
 from holdover.engine.shadow import ShadowCheck
+from holdover.engine.speculation import HeadDrafts, PromptLookup, Proposer, Speculation, Speculator
 from holdover.errors import ConfigError
 from holdover.prefix import PrefixCache
 from holdover.prefix.policies import DEFAULT_POLICY, CheckpointPolicy
@@ -63,6 +69,14 @@ class EngineOptions:
         spill_dir: directory for checkpoints that outlive the process; None for none.
         spill_budget: bytes that it may hold.
         spill_lag: checkpoints that may be unwritten when a request ends, which are those that a crash loses.
+        decode: ``deferred`` keeps a log of recent updates beside each state, ``dense`` writes the state at every
+            token, ``auto`` does what is faster.
+        merge_interval: tokens between two writes of a state; None for what is fastest.
+        speculate: who proposes drafts: ``ngram`` looks the last tokens up in the sequence, ``mtp`` is the model's own
+            head, ``off`` is nobody.
+        draft_tokens: drafts that one step verifies.
+        chunks: room for chunks that are prefilled alone, and how prompts are composed of them.
+        cuda_graphs: whether decode steps on a GPU are captured and replayed.
         poison: fill freed memory with NaN (tests).
     """
 
@@ -91,17 +105,26 @@ class EngineOptions:
     spill_dir: Path | None = None
     spill_budget: int = _SPILL_BUDGET
     spill_lag: int = 1
+    decode: DecodeMode = "auto"
+    merge_interval: int | None = None
+    speculate: Speculation = "off"
+    draft_tokens: int = 3
+    chunks: ChunkSettings = DEFAULT_SETTINGS
+    cuda_graphs: bool = True
     poison: bool = False
 
     def __post_init__(self) -> None:
         positive = ("max_running", "chunk_size", "idle_chunk_size", "max_context", "state_budget", "kv_budget")
-        for name in (*positive, "native_slots", "packed_slots", "host_budget", "spill_budget"):
+        counts = ("native_slots", "packed_slots", "host_budget", "spill_budget", "merge_interval", "draft_tokens")
+        for name in (*positive, *counts):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.spill_lag < 0 or self.watermark < 0:
             raise ConfigError(f"spill_lag ({self.spill_lag}) and watermark ({self.watermark}) cannot be negative")
-        for name, allowed in (("element", get_args(Element)), ("refresh", get_args(RefreshPolicy))):
+        named = {"element": Element, "refresh": RefreshPolicy, "decode": DecodeMode, "speculate": Speculation}
+        for name, literal in named.items():
+            allowed = get_args(literal)
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if self.max_losses is not None and self.max_losses < 0:
@@ -146,8 +169,17 @@ def build_core(host: Host, options: EngineOptions, identity: str = "") -> tuple[
     layout = host.layout
     max_context = min(layout.max_context, options.max_context or layout.max_context)
     codec = _codec(host, options)
+    decode = plan_decode(
+        layout.state,
+        host.device,
+        options.decode,
+        merge_interval=options.merge_interval,
+        drafts=options.draft_tokens if options.speculate != "off" else 0,
+        use_graphs=options.cuda_graphs,
+    )
     refreshes = options.refresh == "suffix" and codec is not None and codec.omits
     spills = options.spill_dir is not None or options.host_budget is not None
+    buffers = GraphDecoder.bytes_for(options.max_running, 1 + decode.drafts, max_context) if decode.on_device else 0
     memory = plan_memory(
         layout,
         state_budget=options.state_budget,
@@ -162,26 +194,72 @@ def build_core(host: Host, options: EngineOptions, identity: str = "") -> tuple[
             staging=options.spill_lag + 2 if spills else 0,
             native_slots=options.native_slots,
             packed_slots=options.packed_slots,
+            merge_interval=decode.merge_interval,
+            decode_bytes=buffers,
         ),
     )
-    tiers = _tiers(host, options, codec, memory)
+    tiers = _tiers(host, options, codec, memory, decode)
     kv = KVPool(layout.kv, memory.num_rows, host.device, poison=options.poison)
     cache = PrefixCache(tiers, kv)
-    runner = Runner(host, tiers.native.pool, kv)
+    decoder = _decoder(host, tiers.native.pool, kv, options, decode, max_context)
+    max_context = min(max_context, memory.num_rows)
+    runner = Runner(host, tiers.native.pool, kv, decoder)
     refresh = SuffixRefresh(runner, tiers, options.plan) if refreshes and options.plan is not None else None
     running = min(options.max_running, memory.num_slots - int(refreshes))
     idle_chunk_size = options.idle_chunk_size or _IDLE_FACTOR * options.chunk_size
     core = EngineCore(
         runner,
         cache,
+        _store(cache, options.chunks),
         Limits(running, options.chunk_size, idle_chunk_size),
         options.policy,
         refresh=refresh,
         spill=_spill(cache, options, identity) if spills else None,
         max_losses=options.max_losses,
         shadow=ShadowCheck(options.shadow_share, options.shadow_gate) if options.shadow_share else None,
+        speculator=Speculator(_proposer(runner, options), decode.drafts, max_context) if decode.drafts else None,
     )
-    return core, min(max_context, memory.num_rows)
+    return core, max_context
+
+
+def _store(cache: PrefixCache, settings: ChunkSettings) -> ChunkStore:
+    store = ChunkStore(
+        cache.tiers,
+        cache.kv,
+        settings.extras,
+        max_rows=cache.kv.num_rows // 2 if settings.rows is None else settings.rows,
+        max_extra_bytes=settings.extra_bytes,
+        allocate=cache.rows.allocate,
+    )
+    cache.rows.lender = store
+    return store
+
+
+def _decoder(
+    host: Host, slots: SlotPool, kv: KVPool, options: EngineOptions, decode: DecodePlan, max_context: int
+) -> Decoder | None:
+    if decode.merge_interval is None:
+        return None
+    if not decode.on_device:
+        return EagerDecoder(host, slots, kv)
+    return GraphDecoder(
+        host,
+        slots,
+        kv,
+        max_batch=options.max_running,
+        max_tokens=1 + decode.drafts,
+        max_context=max_context,
+        dense_below=decode.dense_below,
+        use_graphs=decode.use_graphs,
+    )
+
+
+def _proposer(runner: Runner, options: EngineOptions) -> Proposer:
+    if options.speculate == "ngram":
+        return PromptLookup()
+    if (head := runner.host.head) is None:
+        raise ConfigError("the model was loaded without an MTP head to draft with: choose another way to speculate")
+    return HeadDrafts(head, runner.slots, runner.kv)
 
 
 def _codec(host: Host, options: EngineOptions) -> Codec | None:
@@ -190,12 +268,15 @@ def _codec(host: Host, options: EngineOptions) -> Codec | None:
     return Codec(host.layout.state, options.plan, options.arrangement, options.element)
 
 
-def _tiers(host: Host, options: EngineOptions, codec: Codec | None, memory: MemoryPlan) -> StateTiers:
-    native = SlotAllocator(SlotPool(host.layout.state, memory.num_slots, host.device), poison=options.poison)
+def _tiers(
+    host: Host, options: EngineOptions, codec: Codec | None, memory: MemoryPlan, decode: DecodePlan
+) -> StateTiers:
+    pool = SlotPool(host.layout.state, memory.num_slots, host.device, merge_interval=decode.merge_interval)
+    native = SlotAllocator(pool, poison=options.poison)
     packed = None
     if codec is not None:
-        pool = PackedPool(codec, memory.num_packed, host.device)
-        packed = SlotAllocator(pool, "compressed", poison=options.poison)
+        packed_pool = PackedPool(codec, memory.num_packed, host.device)
+        packed = SlotAllocator(packed_pool, "compressed", poison=options.poison)
     tiers = TierOptions(options.dense_spill, options.watermark, _packed_above(options))
     return StateTiers(native, packed, mover_for(host.device), tiers)
 

@@ -40,12 +40,17 @@ class Checkpointer:
             length = len(request.prompt)
             prompt = Prompt(length, sequence.computed, kv_depth, request.boundaries, request.checkpoint_at)
             depths = self._policy.prompt_depths(prompt)
-            sequence.checkpoint_depths = tuple(sorted({d for d in depths if sequence.computed < d <= length}))
+            sequence.checkpoint_depths = tuple(sorted({d for d in depths if sequence.computed <= d <= length}))
 
-    def take(self, sequences: list[Sequence]) -> None:
-        """Keep the states of those that stand where one is wanted. A checkpoint that fails never stops a request."""
-        for sequence in sequences:
-            if not self._is_wanted(sequence):
+    def take(self, sequences: list[Sequence], counts: list[int]) -> None:
+        """Keep the states of those that stand where one is wanted. A checkpoint that fails never stops a request.
+
+        Args:
+            sequences: have just been advanced.
+            counts: by how many tokens each.
+        """
+        for sequence, count in zip(sequences, counts, strict=True):
+            if not self._is_wanted(sequence, count):
                 continue
             try:
                 self._residence.keep_state(sequence)
@@ -56,8 +61,10 @@ class Checkpointer:
                         "checkpoint at depth %d of request %s was not taken", sequence.computed, sequence.request.id
                     )
 
-    def _is_wanted(self, sequence: Sequence) -> bool:
+    def _is_wanted(self, sequence: Sequence, count: int) -> bool:
         depth = sequence.computed
         is_prompt = depth <= len(sequence.request.prompt)
-        wanted = depth in sequence.checkpoint_depths if is_prompt else self._policy.during_decode(depth)
+        # a step of several tokens may pass the depth that was asked for
+        passed = range(depth - count + 1, depth + 1)
+        wanted = depth in sequence.checkpoint_depths if is_prompt else any(map(self._policy.during_decode, passed))
         return wanted and sequence.request.use_cache and not self._residence.has_state(sequence)

@@ -1,14 +1,116 @@
-"""What a sequence makes of the logits that a forward gave it: its next token, and the log probabilities asked for."""
+"""What a sequence makes of the logits that a forward gave it: its next tokens, and the log probabilities asked for."""
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
+
 import torch
 
-from holdover.engine.sampling import TokenLogprob, choose, logprobs_of
+from holdover.engine.sampling import TokenLogprob, adjust, choose, logprobs_of
 from holdover.engine.sequence import Sequence
+from holdover.errors import HoldoverError
+
+logger = logging.getLogger(__name__)
 
 
-def next_token(sequence: Sequence, best: int, logits: torch.Tensor) -> tuple[int, tuple[TokenLogprob, ...] | None]:
+@dataclass(frozen=True)
+class Choice:
+    """What one forward added to one sequence.
+
+    Attributes:
+        sequence: the sequence, which has the tokens already.
+        tokens: its new tokens.
+        text: their text, as far as it is certain.
+        logprobs: one entry a token, if asked for.
+        reason: why the sequence ends with them, if it does.
+        error: what went wrong, if something did.
+    """
+
+    sequence: Sequence
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    reason: str | None = None
+    error: Exception | None = None
+
+    @property
+    def kept(self) -> int:
+        """Tokens of a verified span that stay: the one that was certain, and the drafts that were chosen."""
+        return max(1, len(self.tokens))
+
+
+def choose_tokens(
+    sequences: Tokens[Sequence],
+    logits: torch.Tensor,
+    drafts: Tokens[Tokens[int]] | None = None,
+    first: Callable[[Sequence, torch.Tensor], None] | None = None,
+) -> list[Choice]:
+    """The next tokens of sequences that have nothing left to compute. Mutates the sequences.
+
+    An error ends one sequence's choice, not the others'.
+
+    Args:
+        sequences: in the batch's order.
+        logits: fp32 ``[B, T, vocabulary]`` of the last token and ``T - 1`` drafts.
+        drafts: of each sequence, at most ``T - 1``; None for none.
+        first: is shown the logits of a sequence's first token.
+    """
+    # once for all of them, since it waits for the device
+    largest, best = (x.tolist() for x in logits.max(dim=-1))
+    chosen = []
+    for row, sequence in enumerate(sequences):
+        walk = _Walk(sequence)
+        try:
+            if first is not None and not sequence.num_generated and math.isfinite(largest[row][0]):
+                first(sequence, logits[row, 0])
+            walk.run(row, largest[row], best[row], logits, drafts[row] if drafts is not None else ())
+        except Exception as error:
+            logger.exception("request %s got no next token", sequence.request.id)
+            walk.error = error
+        chosen.append(walk.choice())
+    return chosen
+
+
+class _Walk:
+    """Takes tokens one by one, on and on for as long as a draft turns out to be the token that is chosen."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence = sequence
+        self._tokens: list[int] = []
+        self._text = ""
+        self._logprobs: list[TokenLogprob] = []
+        self._reason: str | None = None
+        self.error: Exception | None = None
+
+    def run(self, row: int, largest: list[float], best: list[int], logits: torch.Tensor, drafts: Tokens[int]) -> None:
+        sequence = self._sequence
+        for i in range(1 + len(drafts)):
+            # a maximum is NaN as soon as one logit is
+            if not math.isfinite(largest[i]):
+                raise HoldoverError("the model's logits are not finite")
+            token, reported = next_token(sequence, best[i], logits, (row, i))
+            self._text += sequence.take(token)
+            self._tokens.append(token)
+            self._logprobs += reported
+            self._reason = sequence.finish_reason()
+            if self._reason:
+                self._text += sequence.text.finish()
+                return
+            if i < len(drafts) and token != drafts[i]:
+                return
+
+    def choice(self) -> Choice:
+        reported = tuple(self._logprobs) if self._sequence.request.params.logprobs is not None else None
+        return Choice(self._sequence, tuple(self._tokens), self._text, reported, self._reason, self.error)
+
+
+def next_token(
+    sequence: Sequence, best: int, logits: torch.Tensor, at: tuple[int, int]
+) -> tuple[int, list[TokenLogprob]]:
     """The next token, forced or sampled, and its log probability if that was asked for.
 
     Mutates the sequence's generator and its list of log probabilities.
@@ -16,18 +118,31 @@ def next_token(sequence: Sequence, best: int, logits: torch.Tensor) -> tuple[int
     Args:
         sequence: has nothing left to compute.
         best: the most probable token.
-        logits: fp32 ``[vocabulary]``.
+        logits: fp32 ``[B, T, vocabulary]``.
+        at: which of them are the token's; only looked at where the best one does not answer everything.
     """
     params = sequence.request.params
     if (index := sequence.num_generated) < len(params.forced):
         token = params.forced[index]
+    elif params.adjusts or sequence.constraint is not None:
+        own = _own_logits(sequence, logits[at])
+        token = choose(own, int(own.argmax()), params, sequence.generator)
     else:
-        token = choose(logits, best, params, sequence.generator)
+        token = choose(logits[at], best, params, sequence.generator) if params.temperature else best
     if params.logprobs is None:
-        return token, None
-    reported = tuple(logprobs_of(logits.unsqueeze(0), [token], params.logprobs))
+        return token, []
+    reported = logprobs_of(logits[at].unsqueeze(0), [token], params.logprobs)
     sequence.logprobs.extend(reported)
     return token, reported
+
+
+def _own_logits(sequence: Sequence, logits: torch.Tensor) -> torch.Tensor:
+    """Logits as the sequence's penalties, biases and grammar make them. Only what it has taken counts."""
+    params = sequence.request.params
+    own = adjust(logits, params, sequence.prompt_tokens, sequence.generated) if params.adjusts else logits
+    if sequence.constraint is not None:
+        own = own.masked_fill(sequence.constraint.forbidden().to(own.device), -math.inf)
+    return own
 
 
 def record_prompt_logprobs(sequence: Sequence, logits: torch.Tensor, count: int) -> None:

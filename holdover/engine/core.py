@@ -8,25 +8,27 @@ bounds what a prefill adds to the time per output token of the others.
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
+from holdover.chunks import ChunkStore
 from holdover.engine.checkpoints import Checkpointer
-from holdover.engine.choosing import next_token, record_prompt_logprobs
+from holdover.engine.choosing import Choice
+from holdover.engine.chunks.reuse import ChunkReuse
+from holdover.engine.forwards import Forwards
 from holdover.engine.refresh import SuffixRefresh
-from holdover.engine.report import explain
+from holdover.engine.report import add_chunks, explain
 from holdover.engine.request import Output, Update
 from holdover.engine.residence import Residence
 from holdover.engine.runner import Runner
 from holdover.engine.sequence import Sequence
 from holdover.engine.shadow import ShadowCheck
+from holdover.engine.speculation import Speculator
 from holdover.engine.stats import EngineStats
-from holdover.engine.step import Span
-from holdover.errors import CapacityError, HoldoverError, RequestError
+from holdover.errors import CapacityError, RequestError
 from holdover.prefix import Match, PrefixCache
 from holdover.prefix.policies import DEFAULT_POLICY, CheckpointPolicy
 from holdover.prefix.spill import Spill
@@ -55,18 +57,21 @@ class EngineCore:
     Args:
         runner: the model on its pools.
         cache: the prefix cache over the same pools.
+        store: chunks over the same pools.
         limits: how much to take on.
         policy: when to take checkpoints.
         refresh: recovers the omitted units of restored states; None to leave them at zero.
         spill: keeps checkpoints below the resident tiers.
         max_losses: most lossy restores that a resumed state may have in its past; None for any number.
         shadow: computes some approximate hits again exactly.
+        speculator: proposes drafts for decode steps.
     """
 
     def __init__(
         self,
         runner: Runner,
         cache: PrefixCache,
+        store: ChunkStore,
         limits: Limits,
         policy: CheckpointPolicy = DEFAULT_POLICY,
         *,
@@ -74,6 +79,7 @@ class EngineCore:
         spill: Spill | None = None,
         max_losses: int | None = None,
         shadow: ShadowCheck | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.runner = runner
         self.cache = cache
@@ -82,9 +88,14 @@ class EngineCore:
         self.refresh = refresh
         self.spill = spill
         self.shadow = shadow
+        self.speculator = speculator
         self.stats = EngineStats()
         self._residence = Residence(cache, spill, max_losses)
+        self.chunks = ChunkReuse(runner, self._residence, store)
         self._checkpoints = Checkpointer(self._residence, policy, self.stats)
+        self._forwards = Forwards(
+            runner, self._residence, self._checkpoints, self.stats, speculator, first=self._compare
+        )
         self._waiting: deque[Sequence] = deque()
         # oldest first: the last one is the first to be preempted
         self._running: list[Sequence] = []
@@ -102,7 +113,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running or self.chunks.builds)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Nothing is allocated yet.
@@ -134,6 +145,8 @@ class EngineCore:
         prefill = next((s for s in self._running if s.remaining > 1), None)
         if prefill is not None:
             updates += self._forward([prefill])
+        else:
+            self.chunks.build(self._most, may_wait=bool(self._running))
         decode = [s for s in self._running if s.remaining == 1 and s is not prefill]
         if decode:
             updates += self._forward(decode)
@@ -158,38 +171,58 @@ class EngineCore:
             IntegrityError: with the ids of what leaked.
         """
         places = (s.place for s in self._running)
-        self._residence.check_integrity(places, scratch=int(self.refresh is not None))
+        self._residence.check_integrity(
+            places,
+            scratch=(self.refresh is not None) + self.chunks.builds.is_active,
+            other_rows=self.chunks.store.rows,
+            other_checkpoints=self.chunks.checkpoints,
+        )
+        self.chunks.check_integrity()
 
     def _admit(self) -> Iterator[Update]:
         while self._waiting and len(self._running) < self.limits.max_running:
             sequence = self._waiting[0]
-            if self._running and not self._residence.has_room(sequence):
+            # a composed one takes all its rows at once: whether they are there is seen then
+            if self._running and not sequence.is_composed and not self._residence.has_room(sequence):
                 return
             try:
-                match = self._residence.enter(sequence)
+                match = self._enter(sequence)
             except CapacityError as error:
                 if self._running:
                     return
+                if self.chunks.give_up(sequence):
+                    continue
                 yield self._end(sequence, "error", error)
                 continue
             except Exception as error:
                 logger.exception("request %s could not be started", sequence.request.id)
                 yield self._end(sequence, "error", error)
                 continue
+            if match is None:
+                return
             self._waiting.popleft()
             self._running.append(sequence)
             refreshed = self._recover(sequence, match)
             if sequence.cache is None:
                 lineage = sequence.place.hold.lineage
-                sequence.cache = explain(sequence.request, match, lineage, self.cache.tiers, refreshed)
+                report = explain(sequence.request, match, lineage, self.cache.tiers, refreshed)
+                sequence.cache = add_chunks(report, sequence.repair, lineage) if sequence.is_composed else report
                 if not sequence.is_shadow:
                     prompt, tier = len(sequence.request.prompt), match.source or match.tier
-                    self.stats.count_admission(prompt, sequence.computed, tier, lineage)
+                    self.stats.count_admission(prompt, match.state_depth, tier, lineage)
             self._checkpoints.plan(sequence, match.kv_depth)
+            if sequence.computed > match.state_depth:
+                # a context that was just composed may be wanted again, under another query
+                self._checkpoints.take([sequence], [0])
+
+    def _enter(self, sequence: Sequence) -> Match | None:
+        """Let a sequence start; None if it has to wait for a chunk."""
+        return self.chunks.enter(sequence, self._most) if sequence.is_composed else self._residence.enter(sequence)
 
     def _recover(self, sequence: Sequence, match: Match) -> tuple[int, float]:
         """Recover what a packed checkpoint left out, if that was asked for; tokens replayed, and seconds."""
-        if self.refresh is None or match.tier != "compressed":
+        # a replay would give the units of an ordinary prefill, which a composed state does not have
+        if self.refresh is None or match.tier != "compressed" or sequence.is_composed:
             return 0, 0.0
         return self.refresh.recover(sequence, self.stats)
 
@@ -202,9 +235,7 @@ class EngineCore:
         # neighbouring slots are advanced as one view of the pool
         ready.sort(key=lambda s: s.place.lease.slot)
         try:
-            logits = self._advance(ready, count)
-            self._checkpoints.take(ready)
-            return updates + self._choose(ready, logits)
+            return updates + self._emit(self._forwards.run(ready, count))
         except Exception as error:
             logger.exception("forward of %d tokens failed", count)
             return updates + self._end_all(ready, error)
@@ -212,17 +243,10 @@ class EngineCore:
             self._end_all(ready)
             raise
 
-    def _advance(self, sequences: list[Sequence], count: int) -> torch.Tensor:
-        """Run the next ``count`` tokens of each; logits ``[B, vocabulary]`` of the last ones."""
-        wants_all = sequences[0].request.params.prompt_logprobs is not None and count > 1
-        spans = [_span(s, count) for s in sequences]
-        logits = self.runner.run(spans, logits=None if wants_all else 1).logits
-        assert logits is not None
-        self.stats.count_forward(len(sequences), count)
-        for row, sequence in enumerate(sequences):
-            record_prompt_logprobs(sequence, logits[row], count)
-            sequence.computed += count
-        return logits[:, -1]
+    @property
+    def _most(self) -> int:
+        """Tokens of one forward for who does not run yet."""
+        return self.limits.chunk_size if self._running else self.limits.idle_chunk_size
 
     def _chunk(self, sequence: Sequence) -> int:
         is_alone = len(self._running) == 1 and not self._waiting
@@ -255,6 +279,11 @@ class EngineCore:
                 self._residence.grow([sequence], count)
                 return
             except CapacityError:
+                if self._residence.trim(self._running) or self.chunks.give_up():
+                    continue
+                if self.cache.pins and self._running == [sequence]:
+                    # pins hold what it needs, and nobody is left to wait for
+                    raise
                 self._preempt(self._running[-1])
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -265,29 +294,9 @@ class EngineCore:
         self._waiting.appendleft(sequence)
         self._residence.leave(sequence, keep=sequence.request.use_cache)
 
-    def _choose(self, sequences: list[Sequence], logits: torch.Tensor) -> list[Update]:
-        """Give every sequence that has nothing left to compute its next token."""
-        done = [(s, row) for row, s in enumerate(sequences) if s.remaining == 0]
-        if not done:
-            return []
-        # once for all of them, since it waits for the device
-        largest, best = (x.tolist() for x in logits.max(dim=-1))
-        updates = []
-        for sequence, row in done:
-            try:
-                # a maximum is NaN as soon as one logit is
-                if not math.isfinite(largest[row]):
-                    raise HoldoverError("the model's logits are not finite")
-                self._compare(sequence, logits[row])
-                updates.append(self._take(sequence, best[row], logits[row]))
-            except Exception as error:
-                logger.exception("request %s got no next token", sequence.request.id)
-                updates.append(self._end(sequence, "error", error))
-        return updates
-
     def _compare(self, sequence: Sequence, logits: torch.Tensor) -> None:
         """Let the shadow check see the logits of a sequence's first token."""
-        if self.shadow is None or sequence.num_generated:
+        if self.shadow is None or sequence.is_composed:
             return
         self.shadow.judge(sequence, logits)
         if self.shadow.stats.tripped:
@@ -295,15 +304,17 @@ class EngineCore:
         if (shadow := self.shadow.sample(sequence, logits)) is not None:
             self._waiting.append(shadow)
 
-    def _take(self, sequence: Sequence, best: int, logits: torch.Tensor) -> Update:
-        token, reported = next_token(sequence, best, logits)
-        text = sequence.take(token)
-        output = None
-        if reason := sequence.finish_reason():
-            text += sequence.text.finish()
-            self.stats.finished += not sequence.is_shadow
-            output = self._end(sequence, reason).output
-        return Update(sequence.request.id, (token,), text, reported, output)
+    def _emit(self, choices: list[Choice]) -> list[Update]:
+        """Report what was chosen, and end the sequences that end with it."""
+        updates = []
+        for choice in choices:
+            request_id, output = choice.sequence.request.id, None
+            if choice.error is not None or choice.reason is not None:
+                self.stats.finished += choice.error is None and not choice.sequence.is_shadow
+                reason = "error" if choice.error is not None else str(choice.reason)
+                output = self._end(choice.sequence, reason, choice.error).output
+            updates.append(Update(request_id, choice.tokens, choice.text, choice.logprobs, output))
+        return updates
 
     def _end_all(self, sequences: list[Sequence], error: Exception | None = None) -> list[Update]:
         """End those that have not ended yet."""
@@ -311,6 +322,7 @@ class EngineCore:
 
     def _end(self, sequence: Sequence, reason: str, error: Exception | None = None) -> Update:
         """Give up everything a sequence owns, wherever it stands, and describe how it ended."""
+        self.chunks.forget(sequence)
         if sequence.is_running:
             self._running.remove(sequence)
             keep = sequence.request.use_cache and self.policy.at_end() and reason != "error"
@@ -321,10 +333,3 @@ class EngineCore:
         self.stats.failed += reason == "error"
         output: Output = sequence.output(reason, error)
         return Update(sequence.request.id, output=output)
-
-
-def _span(sequence: Sequence, count: int) -> Span:
-    start = sequence.computed
-    place = sequence.place
-    tokens = sequence.tokens[start : start + count]
-    return Span(place.lease.slot, tokens, start, place.rows.view(end=start + count))

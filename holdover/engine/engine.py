@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
 
+from holdover.chunks import Chunk
 from holdover.engine.build import EngineOptions, build_core
 from holdover.engine.chat import render_chat
+from holdover.engine.chunks.request import Part
+from holdover.engine.constraints import Guidance
 from holdover.engine.hf.loader import Loaded, load
 from holdover.engine.planning import Planned, choose_plan, with_plan
 from holdover.engine.prepare import Preparer
@@ -44,6 +47,9 @@ class Engine:
             end_tokens=loaded.end_tokens,
             max_context=max_context,
             vocab_size=loaded.host.layout.vocab_size,
+            constrainer=Guidance(
+                loaded.tokenizer, vocab_size=loaded.host.layout.vocab_size, end_tokens=loaded.end_tokens
+            ),
         )
         # updates that a step made for a request other than the one that stepped
         self._inboxes: dict[str, deque[Update]] = {}
@@ -73,11 +79,16 @@ class Engine:
         """
         # what is wrong with an option is said before minutes of loading
         chosen = EngineOptions(**options, element=element or "full", refresh=refresh or "none")
-        loaded = load(model, dtype=chosen.dtype, device=chosen.device)
+        loaded = load(model, dtype=chosen.dtype, device=chosen.device, head=chosen.speculate == "mtp")
         planned = choose_plan(loaded, plan)
         engine = cls(loaded, with_plan(chosen, planned, element=element, refresh=refresh))
         engine.planned = planned
         return engine
+
+    def warm_up(self) -> None:
+        """Compile and capture now what would make the first requests slow."""
+        if (decoder := self.core.runner.decoder) is not None:
+            decoder.warm_up()
 
     def close(self) -> None:
         """Finish what moves between tiers and to disk, and stop. Nothing may be called afterwards."""
@@ -97,30 +108,68 @@ class Engine:
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] = ..., **request: Any
     ) -> list[Output]: ...
 
+    @overload
+    def generate(
+        self, *, context: Sequence[Part], query: Prompt, params: SamplingParams = ..., **request: Any
+    ) -> Output: ...
+
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         params: SamplingParams | Sequence[SamplingParams] = _GREEDY_DEFAULTS,
+        *,
+        context: Sequence[Part] | None = None,
+        query: Prompt = (),
         **request: Any,
     ) -> Output | list[Output]:
-        """Complete one prompt, or several together.
+        """Complete one prompt, or several together, or one that is composed of chunks.
 
         Args:
             prompts: a text, or a list of texts and lists of token ids.
             params: how to sample: one for all, or one for each.
-            request: ``salt``, ``use_cache``, ``exact``, ``boundaries``, ``checkpoint_at`` of `Request`.
+            context: instead of prompts, chunks (see `add_chunk`; what is not kept is built) with texts and token ids
+                around them, in order.
+            query: what follows the context, at least one token.
+            request: ``salt``, ``use_cache``, ``exact``, ``boundaries``, ``checkpoint_at`` of `Request`; with a context
+                also ``selector``, ``initialiser``, ``ratio`` and ``window`` of `ChunkSettings`.
 
         Returns:
-            One output for one text, else a list in the order of the prompts.
+            One output for one text or context, else a list in the order of the prompts.
 
         Raises:
             RequestError: a request is invalid; none was started.
             HoldoverError: the engine failed on one of them.
         """
+        if (prompts is None) == (context is None):
+            raise RequestError("give either prompts or a context with a query", param="context")
+        if context is not None:
+            return self._finish([self.prepare.composed(context, query, _only(params), self.options.chunks, **request)])[
+                0
+            ]
+        assert prompts is not None
         if isinstance(prompts, str):
             return self._run([prompts], [_only(params)], **request)[0]
         every = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         return self._run(list(prompts), every, **request)  # type: ignore[arg-type]
+
+    def add_chunk(self, content: Prompt, *, salt: str = "") -> Chunk:
+        """Prefill a chunk alone and keep it, for contexts of `generate`; nothing is done if it is kept already.
+
+        Args:
+            content: text, which is tokenised by itself, or token ids.
+            salt: tenant, as in `Request`.
+
+        Raises:
+            RequestError: the chunk is empty, or too long.
+            CapacityError: there is no room for it.
+        """
+        chunk = self.prepare.chunk(content)
+        job = self.core.chunks.builds.want(self.prepare.namespace(salt), chunk.tokens)
+        while not job.is_done:
+            self._step()
+        if job.error is not None:
+            raise job.error
+        return chunk
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams = _GREEDY_DEFAULTS, **request: Any
@@ -154,7 +203,9 @@ class Engine:
     def _run(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], **request: Any) -> list[Output]:
         if len(prompts) != len(params):
             raise RequestError(f"{len(prompts)} prompts and {len(params)} sampling parameters", param="params")
-        sequences = [self.prepare.sequence(p, s, **request) for p, s in zip(prompts, params, strict=True)]
+        return self._finish([self.prepare.sequence(p, s, **request) for p, s in zip(prompts, params, strict=True)])
+
+    def _finish(self, sequences: Sequence[EngineSequence]) -> list[Output]:
         with self._running(sequences) as inboxes:
             while not all(inbox and inbox[-1].output for inbox in inboxes.values()):
                 self._step()

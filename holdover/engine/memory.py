@@ -28,10 +28,10 @@ class MemoryPlan:
         num_slots: native state slots, shared by running sequences, dense checkpoints and the scratch state.
         num_packed: packed slots, for compressed checkpoints.
         num_rows: KV rows, shared by running sequences and the cache.
-        state_bytes: bytes that the native slots take.
+        state_bytes: bytes that the native slots and their logs take.
         packed_bytes: bytes that the packed slots take.
         staging_bytes: bytes of the packed records that are on their way to a shelf.
-        kv_bytes: bytes that the KV pool takes.
+        kv_bytes: bytes that the KV pool and the decoder's buffers take.
     """
 
     num_slots: int
@@ -54,6 +54,9 @@ class StateNeeds:
         staging: packed records in flight to a shelf.
         native_slots: native slots, if chosen by hand.
         packed_slots: packed slots, if chosen by hand.
+        merge_interval: of the native slots' logs; None for slots without logs.
+        decode_bytes: bytes of the decoder's buffers, among them the table of the KV rows of what runs; taken from the
+            KV budget.
     """
 
     codec: Codec | None = None
@@ -62,6 +65,12 @@ class StateNeeds:
     staging: int = 0
     native_slots: int | None = None
     packed_slots: int | None = None
+    merge_interval: int | None = None
+    decode_bytes: int = 0
+
+    def slot_bytes(self, layout: ModelLayout, num_slots: int) -> int:
+        """Bytes of so many native slots, with everything that belongs to them."""
+        return SlotPool.bytes_for(layout.state, num_slots, self.merge_interval)
 
 
 def plan_memory(
@@ -101,36 +110,40 @@ def plan_memory(
             f"{needs.native_slots} native slots are too few: one sequence and the scratch state need {least}"
         )
     if slots < least:
-        need = SlotPool.bytes_for(layout.state, least) + staging
+        need = needs.slot_bytes(layout, least) + staging
         parts = "its slot and the padding slot" + (", a scratch slot" if needs.scratch else "")
         raise ConfigError(
             f"state budget of {budget} bytes is too small: one running sequence needs {need} bytes "
             f"({parts}{', records on their way to a shelf' if staging else ''}); raise --state-budget"
         )
-    rows = _largest(lambda n: KVPool.bytes_for(layout.kv, n), kv_budget, free_bytes, _MOST_CONTEXTS * max_context)
+
+    def kv_bytes(rows: int) -> int:
+        return needs.decode_bytes + KVPool.bytes_for(layout.kv, rows)
+
+    rows = _largest(kv_bytes, kv_budget, free_bytes, _MOST_CONTEXTS * max_context)
     if rows < 2:
-        need = KVPool.bytes_for(layout.kv, 2)
+        need = kv_bytes(2)
         raise ConfigError(f"KV budget is too small: even two tokens need {need} bytes; raise --kv-budget")
     return MemoryPlan(
         num_slots=slots,
         num_packed=packed,
         num_rows=rows,
-        state_bytes=SlotPool.bytes_for(layout.state, slots),
+        state_bytes=needs.slot_bytes(layout, slots),
         packed_bytes=PackedPool.bytes_for(needs.codec, packed) if needs.codec is not None and packed else 0,
         staging_bytes=staging,
-        kv_bytes=KVPool.bytes_for(layout.kv, rows),
+        kv_bytes=kv_bytes(rows),
     )
 
 
 def _split_state(layout: ModelLayout, needs: StateNeeds, budget: int, *, bounded: bool) -> tuple[int, int]:
     """Native and packed slots within ``budget`` bytes; ``bounded`` lifts the cap on what a default budget takes."""
-    slot, codec = layout.state.checkpoint_bytes, needs.codec
+    slot, codec = needs.slot_bytes(layout, 0), needs.codec
     chosen = needs.packed_slots if codec is not None else None
     taken = PackedPool.bytes_for(codec, chosen) if codec is not None and chosen is not None else 0
     most = (budget - taken) // slot - 1
     if needs.native_slots is not None and needs.native_slots > most:
         parts = f"{needs.native_slots} native slots" + (f" and {chosen} packed ones" if chosen is not None else "")
-        need = SlotPool.bytes_for(layout.state, needs.native_slots) + taken
+        need = needs.slot_bytes(layout, needs.native_slots) + taken
         raise ConfigError(f"{parts} need {need} bytes of state, and {budget} are left of the state budget")
     native = needs.native_slots or min(most, most if bounded else _MOST_SLOTS)
     if codec is None or chosen is not None:
@@ -138,7 +151,7 @@ def _split_state(layout: ModelLayout, needs: StateNeeds, budget: int, *, bounded
     if needs.native_slots is None:
         wanted = needs.running + needs.scratch + max(1, needs.running // 4)
         native = min(most, max(1 + needs.scratch, min(wanted, most // 2)))
-    packed = usable_slots(budget - SlotPool.bytes_for(layout.state, max(native, 0)), codec.nbytes)
+    packed = usable_slots(budget - needs.slot_bytes(layout, max(native, 0)), codec.nbytes)
     return native, max(0, packed if bounded else min(packed, _MOST_SLOTS))
 
 

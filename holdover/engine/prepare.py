@@ -8,6 +8,10 @@ from operator import index
 from typing import Any, Protocol
 from uuid import uuid4
 
+from holdover.chunks import Chunk
+from holdover.engine.chunks.request import Part, compose
+from holdover.engine.chunks.settings import ChunkSettings
+from holdover.engine.grammar import Constrainer, Constraint, Grammar
 from holdover.engine.request import Request
 from holdover.engine.sampling import SamplingDefaults, SamplingParams
 from holdover.engine.sequence import Sequence
@@ -21,6 +25,13 @@ class TextModel(Decoder, Protocol):
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``."""
 
+    def encode_part(self, text: str) -> list[int]:
+        """Token ids of a part of a text: with no special tokens but those that it spells out."""
+
+    @property
+    def verbatim(self) -> Decoder:
+        """Turns ids into text with special tokens left in."""
+
 
 class Preparer:
     """Turns prompts into sequences.
@@ -32,6 +43,7 @@ class Preparer:
         end_tokens: tokens that end a text.
         max_context: longest sequence that the model and the KV pool allow.
         vocab_size: token ids are below this.
+        constrainer: follows grammars; None where there are none.
     """
 
     def __init__(
@@ -43,6 +55,7 @@ class Preparer:
         end_tokens: frozenset[int],
         max_context: int,
         vocab_size: int,
+        constrainer: Constrainer | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_context = max_context
@@ -50,6 +63,7 @@ class Preparer:
         self._defaults = defaults
         self._end_tokens = end_tokens
         self._vocab_size = vocab_size
+        self._constrainer = constrainer
         self._numbers = itertools.count()
 
     def sequence(self, prompt: str | Iterable[int], params: SamplingParams, **request: Any) -> Sequence:
@@ -68,16 +82,84 @@ class Preparer:
         params = params.resolve(self._defaults)
         self._check_tokens("prompt", ids)
         self._check_tokens("forced", params.forced)
+        self._check_tokens("logit_bias", tuple(token for token, _ in params.logit_bias))
         max_tokens = self._room(ids, params)
         request_id = request.pop("id", None) or f"req-{next(self._numbers)}-{uuid4().hex[:8]}"
         made = Request(id=request_id, prompt=ids, params=params, **request)
         end_tokens = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_tokens)
-        text = TextStream(self.tokenizer, params.stop)
-        return Sequence(made, self.namespace(made.salt), text, end_tokens, max_tokens)
+        decoder = self.tokenizer if params.skip_special_tokens else self.tokenizer.verbatim
+        text = TextStream(decoder, params.stop)
+        return Sequence(made, self.namespace(made.salt), text, end_tokens, max_tokens, self._constraint(params))
+
+    def composed(
+        self,
+        context: Iterable[Part],
+        query: str | Iterable[int],
+        params: SamplingParams,
+        settings: ChunkSettings,
+        **request: Any,
+    ) -> Sequence:
+        """Validate a request over chunks.
+
+        Args:
+            context: chunks, and text or token ids around them.
+            query: text or token ids behind the context, at least one token.
+            params: how to sample.
+            settings: what holds where the request says nothing.
+            request: ``selector``, ``initialiser``, ``ratio`` and ``window`` of `Composition`; further fields of
+                `Request`, as for `sequence`.
+
+        Raises:
+            RequestError: the context, the query or a parameter cannot be used; nothing was started.
+        """
+        names = ("selector", "initialiser", "ratio", "window")
+        said = {name: request.pop(name, None) for name in names}
+        choice = {name: getattr(settings, name) if value is None else value for name, value in said.items()}
+        composition = compose(list(context), query, self._part, **choice)
+        if params.prompt_logprobs is not None:
+            raise RequestError(
+                "tokens that are reused have no logprobs: leave out prompt_logprobs", param="prompt_logprobs"
+            )
+        if request.get("exact"):
+            raise RequestError("a composed state is not exact: leave out exact, or the chunks", param="exact")
+        # the next query over the same context repeats all of it
+        request.setdefault("boundaries", (composition.assembly.query.start,))
+        return self.sequence(composition.assembly.tokens, params, composition=composition, **request)
+
+    def chunk(self, content: str | Iterable[int]) -> Chunk:
+        """Validate a chunk.
+
+        Raises:
+            RequestError: it is empty, too long, or no text or token ids.
+        """
+        ids = self._part(content)
+        if not 0 < len(ids) <= self.max_context:
+            raise RequestError(f"a chunk has 1 to {self.max_context} tokens, not {len(ids)}", param="context")
+        self._check_tokens("context", ids)
+        return Chunk(ids)
+
+    def _part(self, part: str | Iterable[int]) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode_part(part)) if isinstance(part, str) else _ids(part)
 
     def namespace(self, salt: str) -> bytes:
         """Namespace of the cache keys of one tenant."""
         return f"{self._digest}\0{salt}".encode("utf-8", "surrogatepass")
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Check a grammar by itself, for a message that says where it is wrong.
+
+        Raises:
+            RequestError: it cannot be used.
+        """
+        self._follow(grammar)
+
+    def _constraint(self, params: SamplingParams) -> Constraint | None:
+        return None if params.grammar is None else self._follow(params.grammar)
+
+    def _follow(self, grammar: Grammar) -> Constraint:
+        if self._constrainer is None:
+            raise RequestError("this engine follows no grammars", param=grammar.param)
+        return self._constrainer.constraint(grammar)
 
     def _check_tokens(self, name: str, ids: tuple[int, ...]) -> None:
         bad = next((i for i in ids if not 0 <= i < self._vocab_size), None)

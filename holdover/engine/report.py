@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from holdover.chunks import Repair
 from holdover.engine.request import CacheReport, Request
 from holdover.prefix import Match
 from holdover.state import Lineage
@@ -37,6 +40,18 @@ def explain(
         refresh_tokens=refreshed[0],
         refresh_seconds=refreshed[1],
     )
+
+
+def add_chunks(report: CacheReport, repair: Repair | None, lineage: Lineage) -> CacheReport:
+    """Say of a request over chunks what was taken from them and what was run, once it was admitted."""
+    assert repair is not None
+    if repair.is_full:
+        return replace(report, recomputed=repair.usage.recomputed, new=repair.usage.new)
+    if report.state_depth:
+        return replace(report, new=report.prompt_tokens - report.state_depth)
+    reused, recomputed, new = repair.usage
+    reason = f"composed: {reused} of {report.prompt_tokens} tokens taken from chunks, {recomputed} of theirs run again"
+    return replace(report, reason=reason, lineage=str(lineage), reused=reused, recomputed=recomputed, new=new)
 
 
 def _reason(request: Request, total: int, kv: int, state: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from holdover.engine.chunks.request import Composition
 from holdover.engine.sampling import SamplingParams, TokenLogprob
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -23,6 +24,7 @@ class Request:
         exact: True to resume only from states that no lossy restore has touched.
         boundaries: depths within the prompt up to which the next turn is sure to repeat it.
         checkpoint_at: depths at which the caller wants a checkpoint.
+        composition: how the prompt is composed of chunks; None for a prompt without any.
     """
 
     id: str
@@ -33,6 +35,7 @@ class Request:
     exact: bool = False
     boundaries: tuple[int, ...] = ()
     checkpoint_at: tuple[int, ...] = ()
+    composition: Composition | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class CacheReport:
         omitted: fraction of the state's units that it left out.
         refresh_tokens: tokens replayed to recover those.
         refresh_seconds: time that took.
+        reused: tokens whose rows were taken from chunks.
+        recomputed: tokens of chunks that were run again.
+        new: tokens of a prompt over chunks that were run and stand in none of them.
         reason: the outcome in words.
     """
 
@@ -64,6 +70,9 @@ class CacheReport:
     omitted: float = 0.0
     refresh_tokens: int = 0
     refresh_seconds: float = 0.0
+    reused: int = 0
+    recomputed: int = 0
+    new: int = 0
 
 
 @dataclass(frozen=True)

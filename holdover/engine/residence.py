@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 
 from holdover.engine.sequence import Place, Sequence
 from holdover.errors import CapacityError
 from holdover.prefix import Match, PrefixCache, check_integrity
 from holdover.prefix.spill import Spill
+from holdover.store import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ class Residence:
         match = self.cache.match(sequence.namespace, sequence.tokens, max_losses=self._most_losses(sequence))
         resumed = match.state_depth if sequence.may_resume else 0
         kept = sum(len(n.tokens) for n in match.node.path() if not n.locks) if match.node and resumed else 0
-        available = self.cache.kv.num_free + self.cache.rows.evictable() - kept
+        available = self.cache.kv.num_free + self.cache.rows.evictable() + self.cache.rows.lent() - kept
         return len(sequence.tokens) - resumed + 1 <= available
 
     def enter(self, sequence: Sequence) -> Match:
@@ -42,12 +44,18 @@ class Residence:
             CapacityError: every slot is live; the sequence owns nothing.
         """
         namespace, tokens, most = sequence.namespace, sequence.tokens, self._most_losses(sequence)
-        source = None
-        if self.spill is not None and sequence.may_resume:
-            source = self.spill.fetch(namespace, tokens, max_losses=most)
+        source = self._fetch(sequence)
         opened = self.cache.open(namespace, tokens, reuse=sequence.may_resume, max_losses=most)
         sequence.enter(Place.of(opened))
         return opened.match._replace(source=source)
+
+    def find(self, sequence: Sequence) -> Match:
+        """What a sequence would resume from, brought up from below where that is deeper."""
+        if not sequence.may_resume:
+            return Match(None, 0)
+        source = self._fetch(sequence)
+        match = self.cache.match(sequence.namespace, sequence.tokens, max_losses=self._most_losses(sequence))
+        return match._replace(source=source)
 
     def grow(self, sequences: Iterable[Sequence], count: int) -> None:
         """Give running sequences rows for the next ``count`` tokens of each.
@@ -58,10 +66,24 @@ class Residence:
         # a step that was interrupted after rows were reserved left them with their sequence
         grown = list(sequences)
         missing = [max(0, s.computed + count - len(s.place.rows)) for s in grown]
-        if total := sum(missing):
-            # one allocation for all: it costs far more than a row does
-            for sequence, rows in zip(grown, self.cache.rows.allocate(total).split(missing), strict=True):
-                sequence.place.rows.append(rows)
+        if not (total := sum(missing)):
+            return
+        # one allocation for all: it costs far more than a row does
+        allocated = self.cache.rows.allocate(total)
+        if max(missing) == 1:
+            wanting = (s for s, count in zip(grown, missing, strict=True) if count)
+            for sequence, row in zip(wanting, allocated.tolist(), strict=True):
+                sequence.place.rows.append(row)
+        else:
+            for sequence, rows in zip(grown, allocated.split(missing), strict=True):
+                sequence.place.rows.extend(rows)
+
+    def trim(self, sequences: Iterable[Sequence]) -> bool:
+        """Take back the rows behind the next token of each, which drafts were given; whether there were any."""
+        unused = [s.place.rows.truncate(s.computed + 1) for s in sequences if len(s.place.rows) > s.computed + 1]
+        for rows in unused:
+            self.cache.kv.free(rows)
+        return bool(unused)
 
     def has_state(self, sequence: Sequence) -> bool:
         """Whether the cache has a state of what the sequence has computed that is as good as its own would be."""
@@ -109,12 +131,21 @@ class Residence:
                 place.lease.release()
             self.cache.release(place.hold)
 
-    def check_integrity(self, places: Iterable[Place], *, scratch: int = 0) -> None:
+    def check_integrity(
+        self,
+        places: Iterable[Place],
+        *,
+        scratch: int = 0,
+        other_rows: int = 0,
+        other_checkpoints: SequenceOf[Checkpoint] = (),
+    ) -> None:
         """Verify that every pool balances with what ``places`` own.
 
         Args:
             places: of all running sequences.
             scratch: slots that the engine itself owns.
+            other_rows: rows that are neither the cache's nor a sequence's.
+            other_checkpoints: checkpoints in the cache's tiers that are not the cache's.
 
         Raises:
             IntegrityError: with the ids of what leaked.
@@ -123,8 +154,9 @@ class Residence:
         check_integrity(
             self.cache,
             [place.hold for place in places],
-            owned_rows=sum(place.owned_rows for place in places),
+            owned_rows=sum(place.owned_rows for place in places) + other_rows,
             live_slots=len(places) + scratch,
+            others=other_checkpoints,
         )
 
     def _donate(self, place: Place, tokens: list[int], *, with_state: bool, dense: bool) -> None:
@@ -142,6 +174,11 @@ class Residence:
     def _write_through(self, place: Place) -> None:
         if self.spill is not None:
             self.spill.store(place.hold.node)
+
+    def _fetch(self, sequence: Sequence) -> str | None:
+        if self.spill is None or not sequence.may_resume:
+            return None
+        return self.spill.fetch(sequence.namespace, sequence.tokens, max_losses=self._most_losses(sequence))
 
     def _most_losses(self, sequence: Sequence) -> int | None:
         return 0 if sequence.request.exact else self.max_losses

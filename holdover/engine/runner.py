@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-from holdover.arch.layout import ModelLayout
-from holdover.engine.step import KVMode, Span, StateMode, Step, Tap
+from holdover.engine.decode.decoder import Decoded, Decoder
+from holdover.engine.host import Host
+from holdover.engine.step import Advance, KVMode, Span, StateMode, Step, Tap
 from holdover.errors import CheckpointMismatchError
-from holdover.state import SlotPool
+from holdover.state import KeyChain, SlotPool
 from holdover.store import KVPool
-
-
-class Host(Protocol):
-    """A model that runs on Holdover's pools."""
-
-    layout: ModelLayout
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, step: Step, logits: int | None) -> torch.Tensor:
-        """Run ``tokens [B, T]``; logits of the last ``logits`` positions, or of all for None."""
 
 
 class StopForward(Exception):  # noqa: N818 - a signal, not an error
@@ -38,27 +25,62 @@ class RunResult:
 
     Attributes:
         logits: fp32 ``[B, n, vocabulary]``; None when the forward stopped early.
+        hidden: final hidden states ``[B, T, hidden]`` of all tokens, if the model has a head that drafts from them.
     """
 
     logits: torch.Tensor | None
+    hidden: torch.Tensor | None = None
+
+
+class Verification:
+    """Drafts that were run and are neither accepted nor taken back: until then no slot of theirs is whole.
+
+    Attributes:
+        logits: fp32 ``[B, T, vocabulary]``.
+        hidden: final hidden states ``[B, T, hidden]``, if the model has a head that drafts from them.
+    """
+
+    def __init__(self, slots: SlotPool, spans: Sequence[Span], opened: list[KeyChain], decoded: Decoded) -> None:
+        self.logits, self.hidden = decoded.logits, decoded.hidden
+        self._slots, self._spans, self._opened, self._decoded = slots, spans, opened, decoded
+
+    def accept(self, kept: Sequence[int]) -> None:
+        """Keep the first ``kept[i]`` tokens of span ``i`` and take the others back; the slots are whole again.
+
+        KV rows of what is taken back hold what nobody reads: they may be written again.
+
+        Raises:
+            ValueError: a span does not have so many tokens; nothing was done.
+        """
+        counts = [len(span.tokens) - count for span, count in zip(self._spans, kept, strict=True)]
+        if any(not 0 <= count < len(span.tokens) for span, count in zip(self._spans, counts, strict=True)):
+            raise ValueError(f"{list(kept)} tokens cannot be kept of {[len(span.tokens) for span in self._spans]}")
+        slots = [span.slot for span in self._spans]
+        self._slots.rollback(slots, counts)
+        tokens = [span.tokens[:count] for span, count in zip(self._spans, kept, strict=True)]
+        self._slots.commit(slots, self._opened, tokens, self._decoded.advanced)
 
 
 class Runner:
     """Runs tokens through a host, advancing recurrent state in order.
 
     Attention at each token sees the KV rows at positions up to its own. Spans of one call have equally many tokens;
-    decode is the call with one token per span. Used by the engine thread only.
+    decode is the call with one token per span. Unless rows are appended, positions may be left out; for
+    `KVMode.OVERWRITE` a slot's depth is how many tokens it has seen, wherever they stand. Used by the engine thread
+    only.
 
     Args:
         host: the model.
         slots: its recurrent state.
         kv: its attention rows.
+        decoder: runs one token of every span, and drafts; None to decode as anything else is run, and no drafts.
     """
 
-    def __init__(self, host: Host, slots: SlotPool, kv: KVPool) -> None:
+    def __init__(self, host: Host, slots: SlotPool, kv: KVPool, decoder: Decoder | None = None) -> None:
         self.host = host
         self.slots = slots
         self.kv = kv
+        self.decoder = decoder
 
     @torch.inference_mode()
     def run(
@@ -73,33 +95,39 @@ class Runner:
     ) -> RunResult:
         """Advance each span's slot through its tokens.
 
-        Mutates the spans' slots and, in `KVMode.APPEND`, the rows of their tokens. If it raises, the slots are torn
-        and can only be reset.
+        Mutates the spans' slots and, unless in `KVMode.DISCARD`, the rows of their tokens. If it raises, the slots are
+        torn and can only be reset.
 
         Args:
             spans: what to run; equally many tokens each.
             kv: what becomes of the keys and values computed.
             state: whether the slots are sequences' own or scratch; scratch slots start from the empty state here.
             logits: how many last positions to return logits for; None for all.
-            tap: receives ``(layer, name, tensor)`` for keys, values, queries and gates.
+            tap: receives ``(layer, name, tensor)``; see `Step`.
             stop_after_layer: end the forward once this layer has been tapped; no logits, and the slots, which then
                 must be scratch, are left torn.
 
         Raises:
-            ValueError: spans of unequal length, rows that are not one per token, or a live slot to be left torn.
+            ValueError: spans of unequal length, rows that are not one per token, positions that cannot be, or a live
+                slot to be left torn.
             CheckpointMismatchError: a slot's depth is not its span's start (nothing was run), or a layer did not
                 write its state or its rows.
         """
-        self._check(spans, state, stop_after_layer)
+        self._check(spans, kv, state, stop_after_layer)
         slots = [span.slot for span in spans]
         if state is StateMode.SCRATCH:
             for slot in slots:
                 self.slots.reset(slot, b"scratch")
+        elif self.decoder is not None and len(spans[0].tokens) == 1 and kv is KVMode.APPEND and tap is None:
+            opened = self.slots.begin(slots)
+            decoded = self._decode(self.decoder, spans, Advance.DEFER)
+            self.slots.commit(slots, opened, [span.tokens for span in spans], decoded.advanced)
+            return RunResult(decoded.logits, decoded.hidden)
+        self.slots.settle(slots)
         step = self._step(spans, kv, tap if stop_after_layer is None else _stopping(tap, stop_after_layer))
-        length, device = len(spans[0].tokens), self.host.device
+        device = self.host.device
         tokens = torch.tensor([list(span.tokens) for span in spans], device=device)
-        starts = torch.tensor([[span.start] for span in spans], device=device)
-        positions = starts + torch.arange(length, device=device)
+        positions = torch.tensor([list(span.places) for span in spans], device=device)
         opened = self.slots.begin(slots)
         try:
             out = self.host.forward(tokens, positions, step, logits)
@@ -107,39 +135,83 @@ class Runner:
             return RunResult(None)
         if stop_after_layer is not None:
             return RunResult(None)
-        if missing := {layer.index for layer in self.kv.layout.layers} - step.appended:
-            raise CheckpointMismatchError(f"attention layers {sorted(missing)} did not hand their keys and values over")
+        self._check_appended(step.appended)
         # a layer counts when it wrote both parts of its state
         self.slots.commit(slots, opened, [span.tokens for span in spans], step.convolved & step.advanced)
-        return RunResult(out.float())
+        return RunResult(out.float(), step.hidden)
 
-    def _check(self, spans: Sequence[Span], state: StateMode, stop_after_layer: int | None) -> None:
+    @torch.inference_mode()
+    def verify(self, spans: Sequence[Span]) -> Verification:
+        """Run drafts: every span's tokens, of which the caller keeps a first part.
+
+        Mutates the spans' slots, which are in mid-step until `Verification.accept`, and the rows of their tokens.
+
+        Raises:
+            ValueError: spans of unequal length or longer than a log, or rows that are not one per token.
+            CheckpointMismatchError: as `run`.
+        """
+        if self.decoder is None or self.slots.deferred is None:
+            raise ValueError("without a log nothing can be taken back: drafts need deferred decode")
+        self._check(spans, KVMode.APPEND, StateMode.LIVE, None)
+        if (length := len(spans[0].tokens)) > (capacity := self.slots.deferred.capacity):
+            raise ValueError(f"{length} tokens are to be verified, and a log holds {capacity}")
+        opened = self.slots.begin([span.slot for span in spans])
+        return Verification(self.slots, spans, opened, self._decode(self.decoder, spans, Advance.DRAFT))
+
+    def _decode(self, decoder: Decoder, spans: Sequence[Span], advance: Advance) -> Decoded:
+        decoded = decoder.run(spans, advance)
+        self._check_appended(decoded.appended)
+        return decoded
+
+    def _check_appended(self, appended: set[int]) -> None:
+        # a layer behind the stack is that of a head, which runs by itself
+        expected = {x.index for x in self.kv.layout.layers if x.index < self.host.layout.num_layers}
+        if missing := expected - appended:
+            raise CheckpointMismatchError(f"attention layers {sorted(missing)} did not hand their keys and values over")
+
+    def _check(self, spans: Sequence[Span], kv: KVMode, state: StateMode, stop_after_layer: int | None) -> None:
         length = len(spans[0].tokens) if spans else 0
         if length < 1 or any(len(span.tokens) != length for span in spans):
             raise ValueError(f"spans of one forward need equally many tokens, got {[len(s.tokens) for s in spans]}")
         if stop_after_layer is not None and state is StateMode.LIVE:
             raise ValueError("a forward that stops early leaves its slots torn: run it on scratch slots")
         for span in spans:
-            if len(span.rows) != span.start + length:
+            _check_places(span, kv)
+            if len(span.rows) != span.end:
                 raise ValueError(f"span at {span.start} of {length} tokens has {len(span.rows)} rows")
-            if state is StateMode.LIVE and self.slots.depth(span.slot) != span.start:
+            follows = kv is not KVMode.OVERWRITE and state is StateMode.LIVE
+            if follows and self.slots.depth(span.slot) != span.start:
                 raise CheckpointMismatchError(
                     f"slot {span.slot} is at depth {self.slots.depth(span.slot)}, not {span.start}"
                 )
 
     def _step(self, spans: Sequence[Span], kv: KVMode, tap: Tap | None) -> Step:
         device = self.host.device
-        rows = [span.rows.to(device) for span in spans]
-        length = len(spans[0].tokens)
-        appended = kv is KVMode.APPEND and bool(self.kv.layout.layers)
+        rows, length = [span.rows.to(device) for span in spans], len(spans[0].tokens)
+        written = kv is not KVMode.DISCARD and bool(self.kv.layout.layers)
+        places = None
+        if not all(span.is_consecutive for span in spans):
+            places = torch.tensor([list(span.places) for span in spans], device=device)
+        own = [r[-length:] for r in rows] if places is None else [r[p] for r, p in zip(rows, places, strict=True)]
         return Step(
             slot_pool=self.slots,
             kv_pool=self.kv,
             slots=torch.tensor([span.slot for span in spans], device=device),
             rows=rows,
-            new_rows=torch.cat([r[-length:] for r in rows]) if appended else None,
+            new_rows=torch.cat(own) if written else None,
             tap=tap,
+            positions=places,
         )
+
+
+def _check_places(span: Span, kv: KVMode) -> None:
+    if span.positions is None:
+        return
+    places = list(span.positions)
+    if len(places) != len(span.tokens) or places[0] != span.start or places != sorted(set(places)):
+        raise ValueError(f"{len(span.tokens)} tokens from {span.start} on cannot stand at {places[:8]}")
+    if kv is KVMode.APPEND and not span.is_consecutive:
+        raise ValueError("tokens are appended one after the other: no position between them may be left out")
 
 
 def _stopping(tap: Tap | None, last: int) -> Tap:

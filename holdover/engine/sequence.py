@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
+from holdover.chunks import Repair
+from holdover.engine.grammar import Constraint
 from holdover.engine.request import CacheReport, Output, Request, Timing
 from holdover.engine.sampling import TokenLogprob
 from holdover.engine.text import TextStream
@@ -17,22 +20,32 @@ from holdover.store import SlotLease
 
 
 class RowTable:
-    """KV row of every token of one sequence, in order; grows without copying each time."""
+    """KV row of every token of one sequence, in order; grows without copying each time.
+
+    Attributes:
+        stamp: another object as soon as a token's row may have become another.
+    """
 
     def __init__(self, rows: torch.Tensor) -> None:
+        self.stamp = object()
         self._buffer = rows.clone()
+        # the same memory: single rows come and go faster without a tensor each
+        self._array = self._buffer.numpy()
         self._length = len(rows)
 
     def __len__(self) -> int:
         return self._length
 
-    def append(self, rows: torch.Tensor) -> None:
+    def append(self, row: int) -> None:
+        """Add the row of one more token."""
+        self._make_room(self._length + 1)
+        self._array[self._length] = row
+        self._length += 1
+
+    def extend(self, rows: torch.Tensor) -> None:
         """Add the rows of more tokens, int64 ``[n]``."""
         end = self._length + len(rows)
-        if end > len(self._buffer):
-            grown = torch.empty(max(end, 2 * len(self._buffer), 64), dtype=torch.int64)
-            grown[: self._length] = self._buffer[: self._length]
-            self._buffer = grown
+        self._make_room(end)
         self._buffer[self._length : end] = rows
         self._length = end
 
@@ -43,12 +56,20 @@ class RowTable:
     def replace_prefix(self, rows: torch.Tensor) -> None:
         """Put other rows in the place of the first ones."""
         self._buffer[: len(rows)] = rows
+        self.stamp = object()
 
     def truncate(self, length: int) -> torch.Tensor:
         """Forget the rows from ``length`` on and return them."""
+        self.stamp = object()
         dropped = self._buffer[length : self._length].clone()
         self._length = length
         return dropped
+
+    def _make_room(self, length: int) -> None:
+        if length > len(self._array):
+            grown = torch.empty(max(length, 2 * len(self._array), 64), dtype=torch.int64)
+            grown[: self._length] = self._buffer[: self._length]
+            self._buffer, self._array = grown, grown.numpy()
 
 
 @dataclass
@@ -85,16 +106,27 @@ class Sequence:
         text: stream that turns its tokens into text.
         end_tokens: tokens that end it.
         max_tokens: most tokens it may generate.
+        constraint: follows its tokens through the grammar that they must match; None for any tokens.
     """
 
     def __init__(
-        self, request: Request, namespace: bytes, text: TextStream, end_tokens: frozenset[int], max_tokens: int
+        self,
+        request: Request,
+        namespace: bytes,
+        text: TextStream,
+        end_tokens: frozenset[int],
+        max_tokens: int,
+        constraint: Constraint | None = None,
     ) -> None:
         self.request = request
         self.namespace = namespace
+        # a composed sequence gets a namespace of its composition
+        self.tenant = namespace
+        self.repair: Repair | None = None
         self.text = text
         self.end_tokens = end_tokens
         self.max_tokens = max_tokens
+        self.constraint = constraint
         self.tokens: list[int] = list(request.prompt)
         self.computed = 0
         self.checkpoint_depths: tuple[int, ...] = ()
@@ -132,6 +164,24 @@ class Sequence:
         return self._place is not None
 
     @property
+    def is_composed(self) -> bool:
+        """Whether its prompt is composed of chunks."""
+        return self.request.composition is not None
+
+    @property
+    def chosen(self) -> Repair:
+        """What of its chunks is recomputed.
+
+        Raises:
+            OwnershipError: nobody has chosen yet.
+        """
+        if self.repair is None:
+            raise OwnershipError(
+                f"request {self.request.id} is over no chunks, or none of their tokens were chosen yet"
+            )
+        return self.repair
+
+    @property
     def may_resume(self) -> bool:
         """Whether it may start from a cached state: prompt logprobs need every prompt token computed."""
         return self.request.use_cache and self.request.params.prompt_logprobs is None
@@ -140,6 +190,11 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens known but not computed; 1 while decoding."""
         return len(self.tokens) - self.computed
+
+    @cached_property
+    def prompt_tokens(self) -> torch.Tensor:
+        """The prompt's tokens, int64 ``[n]``."""
+        return torch.tensor(self.request.prompt, dtype=torch.int64)
 
     @property
     def generated(self) -> Tokens[int]:
@@ -171,11 +226,15 @@ class Sequence:
         if self._first_token is None:
             self._first_token = time.perf_counter()
         self.tokens.append(token)
+        if self.constraint is not None:
+            self.constraint.accept(token)
         return "" if token in self.end_tokens else self.text.push(token)
 
     def finish_reason(self) -> str | None:
         """Why it should end now: ``stop``, ``length`` or not at all."""
         if self.text.stopped or (self.num_generated and self.tokens[-1] in self.end_tokens):
+            return "stop"
+        if self.num_generated and self.constraint is not None and self.constraint.is_complete:
             return "stop"
         return "length" if self.num_generated >= self.max_tokens else None
 

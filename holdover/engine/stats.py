@@ -14,9 +14,9 @@ class EngineStats:
 
     Attributes:
         prefill_forwards: forwards that ran more than one token of one sequence.
-        decode_forwards: forwards that ran one token of every decoding sequence.
+        decode_forwards: forwards that ran the next token of every decoding sequence, and drafts behind it.
         prefill_tokens: tokens computed by the former.
-        decode_tokens: tokens computed by the latter.
+        decode_tokens: tokens computed by the latter, rejected drafts left out.
         prompt_tokens: prompt tokens of admitted requests.
         hit_tokens: prompt tokens that a checkpoint saved from being computed.
         finished: requests that ended by themselves.
@@ -53,11 +53,15 @@ class EngineStats:
     def count_forward(self, sequences: int, count: int) -> None:
         """A forward ran ``count`` tokens of each of ``sequences``."""
         if count == 1:
-            self.decode_forwards += 1
-            self.decode_tokens += sequences
+            self.count_decode(sequences, sequences)
         else:
             self.prefill_forwards += 1
             self.prefill_tokens += count
+
+    def count_decode(self, sequences: int, tokens: int) -> None:
+        """A forward advanced ``sequences`` that decode by ``tokens`` in all."""
+        self.decode_forwards += 1
+        self.decode_tokens += tokens
 
     def count_admission(self, prompt: int, resumed: int, tier: str | None, lineage: Lineage) -> None:
         """A request of ``prompt`` tokens resumed at depth ``resumed``, from ``tier`` if it did at all."""

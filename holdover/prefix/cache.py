@@ -23,6 +23,7 @@ import torch
 from holdover.errors import CapacityError, CheckpointMismatchError, OwnershipError
 from holdover.prefix import tree
 from holdover.prefix.hold import Hold, Match, Opened
+from holdover.prefix.pins import Pins
 from holdover.prefix.rows import TreeRows
 from holdover.prefix.tree import Node, Root, Walk
 from holdover.state import Lineage
@@ -48,6 +49,7 @@ class PrefixCache:
         # with the tiers' order of checkpoints, the only source of eviction order
         self.rows = TreeRows(kv, tiers, self.counters)
         self.roots = self.rows.roots
+        self.pins = Pins(self.rows, tiers)
 
     def match(self, namespace: bytes, tokens: Sequence[int], *, max_losses: int | None = None) -> Match:
         """Deepest point at which a sequence of ``tokens`` can resume. Mutates nothing. O(len(tokens)).
@@ -176,7 +178,7 @@ class PrefixCache:
         """Drop everything that no sequence holds or pins. Returns the number of checkpoints dropped."""
         self.tiers.finish()
         dropped = 0
-        while (checkpoint := self.tiers.order.oldest(lambda c: c.is_idle)) is not None:
+        while (checkpoint := self.tiers.order.oldest(lambda c: c.may_go)) is not None:
             self.tiers.discard(checkpoint)
             if checkpoint.on_evict is not None:
                 checkpoint.on_evict()
@@ -196,6 +198,7 @@ class PrefixCache:
         # checkpoint of a shared prefix alive and push out those that are used
         if match.node is not None and match.node.checkpoint is not None:
             self.tiers.order.touch(match.node.checkpoint)
+            match.node.checkpoint.hits += 1
         self.rows.touch(node)
         return Opened(hold, lease, match)
 
@@ -260,7 +263,7 @@ class PrefixCache:
             self.tiers.discard(checkpoint)
             self.tiers.order.touch(older)
             return
-        if older is not None and older.pins:
+        if older is not None and (older.pins or older.is_kept):
             self.tiers.discard(checkpoint)
             return
         if older is not None:

@@ -18,15 +18,21 @@ from holdover.store import Checkpoint, LeaseState, SlotAllocator, StateTiers
 
 
 def check_integrity(
-    cache: PrefixCache, holds: Sequence[Hold] = (), *, owned_rows: int = 0, live_slots: int = 0
+    cache: PrefixCache,
+    holds: Sequence[Hold] = (),
+    *,
+    owned_rows: int = 0,
+    live_slots: int = 0,
+    others: Sequence[Checkpoint] = (),
 ) -> None:
     """Verify that nothing leaked and that every pool balances. Mutates nothing.
 
     Args:
         cache: the cache, between two calls on it.
         holds: every hold that is not released.
-        owned_rows: KV rows that running sequences own themselves.
-        live_slots: slots that running sequences own.
+        owned_rows: KV rows that running sequences, or others who share the pool, own themselves.
+        live_slots: slots that they own.
+        others: checkpoints of those who share the tiers.
 
     Raises:
         IntegrityError: with the ids of what leaked.
@@ -39,10 +45,11 @@ def check_integrity(
     nodes = [node for root in cache.roots.values() for node in tree.descendants(root)]
     _check_roots(cache)
     _check_structure(nodes)
-    _check_orders(cache, nodes)
-    _check_locks(cache, nodes, holds)
+    _check_orders(cache, nodes, others)
+    _check_locks(cache, nodes, [*holds, *cache.pins.holds()])
+    _check_pins(cache, nodes)
     _check_keys(cache)
-    _check_slots(cache, nodes, live_slots)
+    _check_slots(cache, nodes, live_slots, others)
     _check_rows(cache, nodes, owned_rows)
     balances = {"native": tiers.balance("native"), "packed": tiers.balance("compressed"), "row": cache.rows.balance()}
     for name, balance in balances.items():
@@ -69,7 +76,7 @@ def _check_structure(nodes: Sequence[Node]) -> None:
             raise IntegrityError(f"node at depth {node.depth} with {len(node.tokens)} tokens is malformed")
 
 
-def _check_orders(cache: PrefixCache, nodes: Sequence[Node]) -> None:
+def _check_orders(cache: PrefixCache, nodes: Sequence[Node], others: Sequence[Checkpoint]) -> None:
     lost = [node.depth for node in nodes if node not in cache.rows.order]
     if lost or len(cache.rows.order) != len(nodes):
         raise IntegrityError(f"nodes at depths {lost} have no place in the eviction order")
@@ -77,9 +84,10 @@ def _check_orders(cache: PrefixCache, nodes: Sequence[Node]) -> None:
     early = [n.depth for n in nodes if n.parent is not None and place.get(id(n.parent), len(place)) < place[id(n)]]
     if early:
         raise IntegrityError(f"nodes at depths {early} are newer in the eviction order than the nodes above them")
-    order, states = cache.tiers.order, [node.checkpoint for node in nodes if node.checkpoint is not None]
+    order, states = cache.tiers.order, [*(n.checkpoint for n in nodes if n.checkpoint is not None), *others]
     if any(state not in order for state in states) or len(order) != len(states):
-        raise IntegrityError(f"{len(states)} checkpoints in the tree, {len(order)} in their order")
+        own = len(states) - len(others)
+        raise IntegrityError(f"{own} checkpoints in the tree and {len(others)} of others, {len(order)} in their order")
 
 
 def _check_locks(cache: PrefixCache, nodes: Sequence[Node], holds: Sequence[Hold]) -> None:
@@ -92,6 +100,17 @@ def _check_locks(cache: PrefixCache, nodes: Sequence[Node], holds: Sequence[Hold
         raise IntegrityError(f"locks as (depth, counted, expected): {wrong[:8]}")
 
 
+def _check_pins(cache: PrefixCache, nodes: Sequence[Node]) -> None:
+    pinned = {id(hold.node) for hold in cache.pins.holds()}
+    kept = [node for node in nodes if node.checkpoint is not None and node.checkpoint.is_kept]
+    if strays := [node.depth for node in kept if id(node) not in pinned]:
+        raise IntegrityError(f"checkpoints at depths {strays} are kept and not pinned")
+    # a pin may have lost its checkpoint, if that was damaged; it never has one that may be evicted
+    lost = [n.depth for n in nodes if id(n) in pinned and n.checkpoint is not None and not n.checkpoint.is_kept]
+    if lost:
+        raise IntegrityError(f"pinned checkpoints at depths {lost} are not kept")
+
+
 def _check_keys(cache: PrefixCache) -> None:
     for root in cache.roots.values():
         chains = {id(root): KeyChain(root.namespace)}
@@ -102,7 +121,7 @@ def _check_keys(cache: PrefixCache) -> None:
                 raise IntegrityError(f"checkpoint at depth {node.depth} is the state of other tokens")
 
 
-def _check_slots(cache: PrefixCache, nodes: Sequence[Node], live_slots: int) -> None:
+def _check_slots(cache: PrefixCache, nodes: Sequence[Node], live_slots: int, others: Sequence[Checkpoint]) -> None:
     tiers = cache.tiers
     checkpoints = [node.checkpoint for node in nodes if node.checkpoint is not None]
     for node in nodes:
@@ -111,6 +130,7 @@ def _check_slots(cache: PrefixCache, nodes: Sequence[Node], live_slots: int) -> 
         ):
             where = f"{node.checkpoint.tier} slot {node.checkpoint.slot}"
             raise IntegrityError(f"checkpoint at depth {node.depth}: {where} holds another state")
+    checkpoints += others
     _check_leases(tiers.native, [c for c in checkpoints if c.tier == "native"], live_slots, moving=0)
     if tiers.packed is not None:
         moving = sum(c.demotion is not None for c in checkpoints)

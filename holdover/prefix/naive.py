@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from holdover.errors import CapacityError
+from holdover.errors import CapacityError, RequestError
 
 
 class Prefix(NamedTuple):
@@ -41,6 +41,7 @@ class NaivePrefixCache:
         rows: KV rows present, one for each token that ends one of these prefixes.
         holds: claims not released.
         leased: slots that running sequences own.
+        pins: prefixes whose state and rows stay.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -49,6 +50,7 @@ class NaivePrefixCache:
         self.rows: set[Prefix] = set()
         self.holds: list[NaiveHold] = []
         self.leased = 0
+        self.pins: list[Prefix] = []
 
     @property
     def num_free(self) -> int:
@@ -57,8 +59,8 @@ class NaivePrefixCache:
 
     @property
     def evictable_rows(self) -> int:
-        """Rows that no hold claims."""
-        return sum(not any(row.starts(hold.prefix) for hold in self.holds) for row in self.rows)
+        """Rows that no hold and no pin claims."""
+        return sum(not self._is_claimed(row) for row in self.rows)
 
     def match(self, namespace: bytes, tokens: Sequence[int]) -> tuple[int, int]:
         """Depth of the deepest state that leaves a token to run, and of the deepest row."""
@@ -75,15 +77,15 @@ class NaivePrefixCache:
         """
         depth = self.match(namespace, tokens)[0] if reuse else 0
         resumed = Prefix(namespace, tuple(tokens[:depth]))
-        others = [state for state in self.states if state != resumed]
+        others = [state for state in self.states if state != resumed and state not in self.pins]
         if self.num_free:
             pass
         elif others:
             self.states.remove(others[0])
-        elif resumed in self.states:
+        elif resumed in self.states and resumed not in self.pins:
             self.states.remove(resumed)
         else:
-            raise CapacityError("every slot is a running sequence's")
+            raise CapacityError("every slot is a running sequence's or pinned")
         if resumed in self.states:
             self._touch(resumed)
         self.leased += 1
@@ -98,9 +100,10 @@ class NaivePrefixCache:
             CapacityError: every slot is a running sequence's.
         """
         if not self.num_free:
-            if not self.states:
-                raise CapacityError("every slot is a running sequence's")
-            self.states.pop(0)
+            others = [state for state in self.states if state not in self.pins]
+            if not others:
+                raise CapacityError("every slot is a running sequence's or pinned")
+            self.states.remove(others[0])
         self.leased += 1
 
     def release_slot(self) -> None:
@@ -120,11 +123,33 @@ class NaivePrefixCache:
         """Give a claim back. What it claimed stays present."""
         self.holds.remove(hold)
 
+    def pin(self, namespace: bytes, tokens: Sequence[int]) -> bool:
+        """Let a state and its rows stay, if it is present and half of the slots are not pinned then; whether they do.
+
+        Raises:
+            RequestError: too many are pinned.
+        """
+        prefix = Prefix(namespace, tuple(tokens))
+        if prefix not in self.states:
+            return False
+        if prefix not in self.pins:
+            if len(self.pins) + 1 > self.num_slots // 2:
+                raise RequestError("half of the slots are pinned")
+            self.pins.append(prefix)
+        return True
+
+    def unpin(self, namespace: bytes, tokens: Sequence[int]) -> None:
+        """Let a pinned prefix go like any other."""
+        self.pins.remove(Prefix(namespace, tuple(tokens)))
+
     def flush(self) -> int:
-        """Drop every state, and every row that no hold claims. Returns the number of states dropped."""
-        dropped, self.states = len(self.states), []
-        self.rows = {row for row in self.rows if any(row.starts(hold.prefix) for hold in self.holds)}
-        return dropped
+        """Drop every state that is not pinned, and every row that nobody claims. Returns how many states went."""
+        before, self.states = len(self.states), [state for state in self.states if state in self.pins]
+        self.rows = {row for row in self.rows if self._is_claimed(row)}
+        return before - len(self.states)
+
+    def _is_claimed(self, row: Prefix) -> bool:
+        return any(row.starts(prefix) for prefix in [*(hold.prefix for hold in self.holds), *self.pins])
 
     def _touch(self, state: Prefix) -> None:
         self.states = [*(s for s in self.states if s != state), state]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 
@@ -11,6 +12,17 @@ from holdover.errors import CapacityError
 from holdover.prefix import tree
 from holdover.prefix.tree import Node, Root
 from holdover.store import LRU, Balance, KVPool, StateTiers
+
+
+class Lender(Protocol):
+    """Others who keep rows of the same pool."""
+
+    @property
+    def reclaimable(self) -> int:
+        """Rows that could come free."""
+
+    def reclaim(self, rows: int) -> int:
+        """Give up enough for ``rows`` rows to come free, or all that can be; how many did."""
 
 
 class TreeRows:
@@ -27,20 +39,26 @@ class TreeRows:
     def __init__(self, kv: KVPool, tiers: StateTiers, counters: Counter[str]) -> None:
         self.kv = kv
         self.roots: dict[bytes, Root] = {}
+        # who else keeps rows that nobody needs, if anyone does
+        self.lender: Lender | None = None
         # every node stands in it exactly once
         self.order: LRU[Node] = LRU()
         self._tiers = tiers
         self._counters = counters
 
     def allocate(self, count: int) -> torch.Tensor:
-        """Take KV rows, evicting least recently used leaves as needed.
+        """Take KV rows, evicting least recently used leaves as needed, then what the lender can do without.
 
         Raises:
             CapacityError: running sequences hold too many; nothing was taken or evicted.
         """
-        if not self._can_evict(count - self.kv.num_free):
-            free, total = self.kv.num_free, self.kv.num_rows
-            raise CapacityError(f"{count} KV rows wanted; {free} of {total} are free and too few can be evicted")
+        missing = count - self.kv.num_free
+        if not self._can_evict(missing):
+            lacking = missing - self.evictable()
+            if self.lender is None or lacking > self.lender.reclaimable:
+                free, total = self.kv.num_free, self.kv.num_rows
+                raise CapacityError(f"{count} KV rows wanted; {free} of {total} are free and too few can be evicted")
+            self.lender.reclaim(lacking)
         while self.kv.num_free < count:
             self._evict_leaf()
         return self.kv.allocate(count)
@@ -54,6 +72,10 @@ class TreeRows:
     def evictable(self) -> int:
         """Rows that no sequence holds. O(nodes)."""
         return sum(len(node.tokens) for node in self.order if not node.locks)
+
+    def lent(self) -> int:
+        """Rows that the lender can do without."""
+        return 0 if self.lender is None else self.lender.reclaimable
 
     def balance(self) -> Balance:
         """Where the KV rows are; rows that a sequence owns itself count as locked."""

@@ -6,29 +6,46 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from fastapi import FastAPI, Request, Response
 
 from holdover.engine.async_engine import AsyncEngine
 from holdover.errors import RequestError
+from holdover.server.auth import Authentication
+from holdover.server.cache import PINS, add_cache
 from holdover.server.errors import ApiError, as_api_error
+from holdover.server.gate import Admission, Gate
+from holdover.server.jobs import chat_job, completion_job
 from holdover.server.middleware import RequestId
+from holdover.server.options import ServerOptions
 from holdover.server.parsing import parse
 from holdover.server.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from holdover.server.service import Service
-from holdover.server.shapes import ChatShape, CompletionShape, Shape
-from holdover.server.wire import Json, json_response, read_object
+from holdover.server.service import MakeJob, Service
+from holdover.server.status import add_page
+from holdover.server.wire import Json, error_response, json_response, read_object
+
+Asked = TypeVar("Asked", bound=GenerationRequest)
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+# where requests run something and take a place
+_RUNNING = frozenset({_CHAT, _COMPLETIONS, PINS})
 
 
-def create_app(engine: AsyncEngine, *, model_name: str) -> FastAPI:
+def create_app(
+    engine: AsyncEngine, *, model_name: str, options: ServerOptions | None = None, gate: Gate | None = None
+) -> FastAPI:
     """The server's application. It owns ``engine`` and closes it when it shuts down.
 
     Args:
         engine: the engine that answers.
         model_name: the name that clients must ask for.
+        options: how clients are treated.
+        gate: what counts requests, for those who want to drain it; made from the options by default.
     """
+    options = options or ServerOptions()
+    gate = gate or gate_of(engine, options)
     service = Service(engine, model_name)
 
     @asynccontextmanager
@@ -39,40 +56,57 @@ def create_app(engine: AsyncEngine, *, model_name: str) -> FastAPI:
 
     # no schema pages: bodies are checked by `schemas`, of which FastAPI knows nothing
     app = FastAPI(title="Holdover", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    # the last one is the outermost
+    app.add_middleware(
+        Admission, gate=gate, paths=_RUNNING, on_refusal=lambda: service.metrics.count_request("rejected")
+    )
+    if options.keys:
+        app.add_middleware(Authentication, keys=options.keys, public=options.public)
     app.add_middleware(RequestId)
     _add_errors(app)
-    _add_generation(app, service)
-    _add_reports(app, service)
+    _add_generation(app, service, options)
+    _add_reports(app, service, gate)
+    add_cache(app, engine, options.max_body)
+    add_page(app, engine, model_name, gate, service.metrics)
     return app
 
 
-def _add_generation(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions")
-    async def chat(request: Request) -> Response:
-        return await _generate(request, service, ChatRequest, ChatShape)
+def gate_of(engine: AsyncEngine, options: ServerOptions) -> Gate:
+    """A gate as wide as the engine and the options allow."""
+    running = engine.engine.core.limits.max_running
+    return Gate(running=running, waiting=options.max_waiting, per_client=options.max_per_key)
 
-    @app.post("/v1/completions")
+
+def _add_generation(app: FastAPI, service: Service, options: ServerOptions) -> None:
+    @app.post(_CHAT)
+    async def chat(request: Request) -> Response:
+        return await _generate(request, service, options, ChatRequest, chat_job)
+
+    @app.post(_COMPLETIONS)
     async def complete(request: Request) -> Response:
-        return await _generate(request, service, CompletionRequest, CompletionShape)
+        return await _generate(request, service, options, CompletionRequest, completion_job)
 
 
 async def _generate(
-    request: Request, service: Service, schema: type[GenerationRequest], shape_of: type[Shape]
+    request: Request,
+    service: Service,
+    options: ServerOptions,
+    schema: type[Asked],
+    make: MakeJob[Asked],
 ) -> Response:
     try:
         service.check_engine()
-        asked = parse(schema, await read_object(request))
+        asked = parse(schema, await read_object(request, options.max_body))
         service.check_model(asked.model)
         asked.check()
-        shape = shape_of(service.model_name, service.token_text, include_usage=asked.include_usage)
-        sequence = await service.prepare(asked, shape.id)
+        job = await service.prepare(make, asked)
     except (ApiError, RequestError):
         service.metrics.count_request("rejected")
         raise
-    return await service.answer(request, sequence, shape, stream=bool(asked.stream))
+    return await service.answer(request, job, stream=bool(asked.stream))
 
 
-def _add_reports(app: FastAPI, service: Service) -> None:
+def _add_reports(app: FastAPI, service: Service, gate: Gate) -> None:
     started = int(time.time())
 
     def model() -> Json:
@@ -97,6 +131,8 @@ def _add_reports(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> Response:
         service.check_engine()
+        if gate.is_draining:
+            return json_response({"status": "draining"}, 503)
         return json_response({"status": "ok"})
 
     @app.get("/metrics")
@@ -108,17 +144,15 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     @app.exception_handler(RequestError)
     async def refused(request: Request, error: Exception) -> Response:
-        answer = as_api_error(error, request.state.request_id)
-        return json_response(answer.body, answer.status)
+        return error_response(as_api_error(error, request.state.request_id))
 
     @app.exception_handler(404)
     async def not_found(request: Request, _: Exception) -> Response:
-        answer = ApiError(404, f"there is nothing at {request.method} {request.url.path}", code="unknown_url")
-        return json_response(answer.body, answer.status)
+        message = f"there is nothing at {request.method} {request.url.path}"
+        return error_response(ApiError(404, message, code="unknown_url"))
 
     @app.exception_handler(405)
     async def not_allowed(request: Request, error: Exception) -> Response:
-        answer = ApiError(405, f"{request.url.path} does not answer to {request.method}", code="method_not_supported")
-        response = json_response(answer.body, answer.status)
-        response.headers.update(getattr(error, "headers", None) or {})
-        return response
+        message = f"{request.url.path} does not answer to {request.method}"
+        headers = getattr(error, "headers", None)
+        return error_response(ApiError(405, message, code="method_not_supported", headers=headers))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
-from holdover.errors import HoldoverError, RequestError
+from holdover.errors import CapacityError, EngineClosedError, HoldoverError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -25,19 +26,39 @@ class ApiError(Exception):
         message: what is wrong and what to do.
         param: the request's field at fault, if one is.
         code: a short stable identifier for programs.
+        headers: of the response, beside the usual ones.
     """
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
+        self.headers = dict(headers or {})
+
+    @classmethod
+    def later(cls, status: int, message: str, *, code: str, seconds: int) -> ApiError:
+        """A refusal that need not last: the client may ask again after some seconds."""
+        return cls(status, message, code=code, headers={"retry-after": str(max(1, seconds))})
 
     @property
     def body(self) -> dict[str, Any]:
         """The response's body."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": str(self), "type": self._kind, "param": self.param, "code": self.code}}
+
+    @property
+    def _kind(self) -> str:
+        if self.status >= 500:
+            return "server_error"
+        return "rate_limit_error" if self.status == 429 else "invalid_request_error"
 
 
 def as_api_error(error: Exception, request_id: str) -> ApiError:
@@ -46,6 +67,10 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
         return error
     if isinstance(error, RequestError):
         return ApiError(400, str(error), param=error.param, code=error.code)
+    if isinstance(error, EngineClosedError):
+        return ApiError.later(503, "the server is shutting down: ask again when it is back", code="draining", seconds=1)
+    if isinstance(error, CapacityError):
+        return ApiError.later(503, str(error), code="no_capacity", seconds=1)
     if isinstance(error, HoldoverError):
         logger.error("request %s failed: %s", request_id, error)
         return ApiError(500, str(error), code="engine_error")

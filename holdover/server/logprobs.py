@@ -45,6 +45,20 @@ def completion_logprobs(entries: Sequence[TokenLogprob], text: TokenText, offset
     }
 
 
+def echoed_logprobs(first: int, entries: Sequence[TokenLogprob], text: TokenText) -> Json:
+    """The same of a completion that begins with its prompt, whose first token nothing is known of.
+
+    Args:
+        first: that token.
+        entries: one for each token after it.
+        text: text of one token.
+    """
+    token = text(first)
+    reported = completion_logprobs(entries, text, len(token))
+    unknown = {"tokens": token, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+    return {name: [unknown[name], *values] for name, values in reported.items()}
+
+
 def prompt_logprobs(entries: Sequence[TokenLogprob | None], text: TokenText) -> list[Json | None]:
     """``choices[].prompt_logprobs`` of a completion: by token id; a token outside the best ones has no rank."""
     return [None if entry is None else _by_id(entry, text) for entry in entries]

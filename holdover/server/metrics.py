@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -16,6 +18,7 @@ _OUTCOMES: tuple[Outcome, ...] = ("stop", "length", "abort", "error", "rejected"
 
 # from a token of a tiny model to minutes of a long prompt
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_RECENT = 20
 _TOKENS = tuple(2**exponent for exponent in range(4, 21))
 
 
@@ -24,6 +27,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        # the last requests that ended by themselves, oldest first
+        self.recent: deque[Output] = deque(maxlen=_RECENT)
         self._pools = PoolCollector()
         self.registry.register(self._pools)
         self._first_token = self._seconds("time_to_first_token", "From submission to the first token.")
@@ -49,6 +54,8 @@ class Metrics:
 
     def observe(self, output: Output) -> None:
         """A request ended by itself."""
+        # what it said is nobody else's business
+        self.recent.append(replace(output, text="", logprobs=None, prompt_logprobs=None))
         timing, tokens = output.timing, len(output.token_ids)
         self._total.observe(timing.total)
         self._prompt.observe(len(output.prompt_token_ids))

@@ -9,7 +9,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from holdover.engine.core import EngineCore
+from holdover.engine.decode import DecodeStats
 from holdover.engine.shadow import ShadowStats
+from holdover.engine.speculation import SpeculationStats
 from holdover.engine.stats import EngineStats
 from holdover.store import Balance
 
@@ -23,6 +25,8 @@ class Snapshot:
         cache: totals of the prefix cache and its tiers by name.
         spill: totals of what goes to and comes from the shelves, by name; empty without any.
         shadow: what shadow runs have found, or None without any.
+        decode: what decode steps did, or None where they run as anything else does.
+        speculation: what became of drafts, or None without any.
         running: requests that own a slot.
         waiting: requests that own nothing yet.
         slots: where the slots of each resident tier are.
@@ -34,6 +38,8 @@ class Snapshot:
     cache: Mapping[str, int]
     spill: Mapping[str, int]
     shadow: ShadowStats | None
+    decode: DecodeStats | None
+    speculation: SpeculationStats | None
     running: int
     waiting: int
     slots: Mapping[str, Balance]
@@ -46,6 +52,9 @@ class Snapshot:
         tiers, kv = core.cache.tiers, core.cache.kv
         sizes = {"state": tiers.native.pool.nbytes, "kv": kv.nbytes}
         slots = {"native": tiers.balance("native")}
+        decoder, speculator = core.runner.decoder, core.speculator
+        if decoder is not None:
+            sizes["decode"] = decoder.nbytes
         if tiers.packed is not None:
             sizes["compressed"] = tiers.packed.pool.nbytes
             slots["compressed"] = tiers.balance("compressed")
@@ -54,6 +63,8 @@ class Snapshot:
             cache=dict(core.cache.counters),
             spill=core.spill.totals() if core.spill is not None else {},
             shadow=replace(core.shadow.stats) if core.shadow is not None else None,
+            decode=replace(decoder.stats, forwards=decoder.stats.forwards.copy()) if decoder is not None else None,
+            speculation=replace(speculator.stats) if speculator is not None else None,
             running=core.num_running,
             waiting=core.num_waiting,
             slots=slots,
@@ -75,6 +86,7 @@ class PoolCollector(Collector):
             yield from _counters(self.snapshot)
             yield from _gauges(self.snapshot)
             yield from _approximations(self.snapshot)
+            yield from _decoding(self.snapshot)
 
 
 def _counters(now: Snapshot) -> Iterator[Metric]:
@@ -132,6 +144,23 @@ def _approximations(now: Snapshot) -> Iterator[Metric]:
         yield _gauge("shadow_kl_max", "The largest of them, in nats.", shadow.kl_max)
         yield _counter("shadow_over_gate", "Those above the gate.", shadow.over_gate)
         yield _gauge("shadow_tripped", "1 once they showed that the gate does not hold.", float(shadow.tripped))
+
+
+def _decoding(now: Snapshot) -> Iterator[Metric]:
+    if (decode := now.decode) is not None:
+        what = "Decode forwards, by how they advanced the state."
+        yield _labelled("decode_forwards", what, "advance", decode.forwards)
+        yield _counter("graph_replays", "Decode forwards that replayed a CUDA graph.", decode.replays)
+        yield _counter("graph_captures", "CUDA graphs captured.", decode.captures)
+        yield _counter("folds", "Logs that decode forwards folded into their states.", decode.folds)
+        yield _counter(
+            "mixed_phase_forwards", "Decode forwards with three or more different log lengths.", decode.mixed
+        )
+        yield _gauge("phases_max", "Most different log lengths that met in one forward.", decode.phases_max)
+    if (drafts := now.speculation) is not None:
+        yield _counter("draft_verifications", "Forwards that verified drafts.", drafts.verifications)
+        yield _counter("draft_tokens", "Tokens that were drafted and verified.", drafts.drafted)
+        yield _counter("draft_tokens_accepted", "Those of them that were generated.", drafts.accepted)
 
 
 def _labelled(name: str, what: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:

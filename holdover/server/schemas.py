@@ -5,91 +5,57 @@ ignored changes the answer in silence (a misspelt ``cache_salt`` would even shar
 the API that are not implemented are refused unless they ask for nothing; fields that cannot change an answer, such as
 ``user``, are accepted and ignored. Types are strict: ``"5"`` is no number.
 
-Beside OpenAI's fields there are ``top_k``, ``min_p``, ``stop_token_ids``, ``ignore_eos`` and, for completions,
-``prompt_logprobs``, as other servers have them, and three of Holdover's own: ``cache_salt`` (requests of different
-salts never share cached state), ``use_cache`` (false to neither resume from the cache nor leave anything in it) and
-``exact`` (true to resume only from states that no lossy restore has touched).
+Beside OpenAI's fields there are, as other servers have them, ``top_k``, ``min_p``, ``repetition_penalty``,
+``stop_token_ids``, ``ignore_eos``, ``guided_regex`` and ``guided_grammar`` (Lark, as llguidance reads it), for
+completions ``prompt_logprobs`` and for chats ``chat_template_kwargs``; and three of Holdover's own: ``cache_salt``
+(requests of different salts never share cached state), ``use_cache`` (false to neither resume from the cache nor leave
+anything in it) and ``exact`` (true to resume only from states that no lossy restore has touched).
+
+``logprobs`` are the model's own, before penalties, biases, grammars and temperature. Of several choices the first has
+the request's ``seed``, the next one that and one more, and so on.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Annotated, Any, Literal
+from abc import ABC
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from holdover.engine.async_engine import AsyncEngine
+from holdover.engine.grammar import Grammar
 from holdover.engine.sampling import SamplingParams
-from holdover.engine.sequence import Sequence
 from holdover.errors import RequestError
+from holdover.server import fields
+from holdover.server.messages import ChatMessage
+from holdover.server.tools.definitions import NamedChoice, Tool, ToolChoice, repeated
 
 MAX_LOGPROBS = 20
-MAX_STOPS = 4
+MAX_CHOICES = 128
 DEFAULT_COMPLETION_TOKENS = 16
 
-# parts of a message, as clients send replies back to us
-_UNSUPPORTED_IN_MESSAGE = frozenset({"annotations", "audio", "function_call", "refusal", "tool_call_id", "tool_calls"})
-
-
-def _stops(value: object) -> object:
-    stops = [] if value is None else [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(stop, str) for stop in stops):
-        raise ValueError(f"must be a string or a list of at most {MAX_STOPS} strings")
-    return stops
-
-
-def _prompt(value: object) -> object:
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        # as clients send a batch; they may send one of one
-        if len(value) > 1:
-            raise ValueError("several prompts in one request are not supported: send one request for each")
-        value = value[0]
-    if isinstance(value, str) or (isinstance(value, list) and all(type(item) is int for item in value)):
-        return value
-    raise ValueError("must be a string or a list of token ids")
-
-
-def _content(value: object) -> object:
-    if isinstance(value, str):
-        return value
-    if value is None or not isinstance(value, list):
-        raise ValueError("must be a string or a list of text parts")
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise ValueError(f"only text is supported, and a part is of type {kind!r}")
-        if not isinstance(part.get("text"), str):
-            raise ValueError("a text part needs a string in 'text'")
-    return "".join(part["text"] for part in value)
+# what decides how conversations are rendered, not what is in them
+_RESERVED = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class Message(_Strict):
-    """One message; parts of text are joined."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content)]
-    name: str | None = None
-
-    @model_validator(mode="after")
-    def _refuse_what_would_be_lost(self) -> Message:
-        for name, value in (self.model_extra or {}).items():
-            if name not in _UNSUPPORTED_IN_MESSAGE:
-                raise ValueError(f"unknown field: {name}")
-            if value:
-                raise ValueError(f"{name} is not supported")
-        return self
-
-    def for_template(self) -> dict[str, str]:
-        """The message as chat templates know it; ``developer`` is OpenAI's newer word for ``system``."""
-        role = "system" if self.role == "developer" else self.role
-        named = {"name": self.name} if self.name is not None else {}
-        return {"role": role, "content": self.content, **named}
+    model_config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 class StreamOptions(_Strict):
@@ -104,13 +70,20 @@ class GenerationRequest(_Strict, ABC):
     """What both endpoints have in common. None follows the model's generation defaults."""
 
     model: str
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(fields.logit_bias)] = ()
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
     seed: int | None = None
-    stop: Annotated[list[str], BeforeValidator(_stops)] = []
+    stop: Annotated[list[str], BeforeValidator(fields.stops)] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     stream: bool | None = None
@@ -124,6 +97,16 @@ class GenerationRequest(_Strict, ABC):
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must match."""
+        return next(iter(self._grammars()), None)
+
+    @property
+    def caching(self) -> dict[str, Any]:
+        """The engine's form of what may be shared."""
+        return {"salt": self.cache_salt or "", "use_cache": self.use_cache, "exact": self.exact}
+
     def check(self) -> None:
         """Check what no field shows alone.
 
@@ -132,46 +115,63 @@ class GenerationRequest(_Strict, ABC):
         """
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is only allowed with stream", param="stream_options")
+        if len(grammars := self._grammars()) > 1:
+            names = " and ".join(grammar.param.partition(".")[0] for grammar in grammars)
+            raise RequestError(f"{names} each say what the answer must match: give one", param=grammars[-1].param)
 
-    @abstractmethod
-    def sequence(self, engine: AsyncEngine, sequence_id: str) -> Sequence:
-        """The request as the engine runs it. Tokenizes; safe from any thread.
-
-        Raises:
-            RequestError: the engine cannot run it.
-        """
-
-    def _sampling(
-        self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
-    ) -> SamplingParams:
-        """The engine's form of how to sample."""
-        return SamplingParams(
-            max_tokens=max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
+    def sampling(self, **further: Any) -> SamplingParams:
+        """The engine's form of how to sample; ``further`` are fields of `SamplingParams` that differ."""
+        own = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
             # other servers write "all" as -1
-            top_k=0 if self.top_k == -1 else self.top_k,
-            min_p=self.min_p,
-            seed=self.seed,
-            stop=tuple(self.stop),
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-        )
+            "top_k": 0 if self.top_k == -1 else self.top_k,
+            "min_p": self.min_p,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": self.logit_bias,
+            "grammar": self.grammar,
+            "seed": self.seed,
+            "stop": tuple(self.stop),
+            "stop_token_ids": tuple(self.stop_token_ids),
+            "ignore_eos": self.ignore_eos,
+        }
+        return SamplingParams(**(own | further))
 
-    def _caching(self) -> dict[str, Any]:
-        """The engine's form of what may be shared."""
-        return {"salt": self.cache_salt or "", "use_cache": self.use_cache, "exact": self.exact}
+    def _grammars(self) -> list[Grammar]:
+        found = []
+        if self.guided_regex is not None:
+            found.append(Grammar("regex", self.guided_regex, "guided_regex"))
+        if self.guided_grammar is not None:
+            found.append(Grammar("lark", self.guided_grammar, "guided_grammar"))
+        return found
 
 
 class ChatRequest(GenerationRequest):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    response_format: Annotated[Grammar | None, BeforeValidator(fields.response_format)] = None
+    tools: list[Tool] = []
+    tool_choice: Annotated[ToolChoice, BeforeValidator(fields.tool_choice)] = "auto"
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _keep_reserved(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if taken := _RESERVED & value.keys():
+            raise ValueError(f"{min(taken)} is not the client's to say")
+        return value
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens to generate."""
+        return self.max_completion_tokens or self.max_tokens
 
     def check(self) -> None:
         """Check what no field shows alone."""
@@ -183,40 +183,49 @@ class ChatRequest(GenerationRequest):
             raise RequestError(
                 "max_tokens and max_completion_tokens differ: give one of them", param="max_completion_tokens"
             )
+        self._check_tools()
 
-    def sequence(self, engine: AsyncEngine, sequence_id: str) -> Sequence:
-        """The rendered conversation; without a limit, as many tokens as the context has room for."""
-        logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        params = self._sampling(max_tokens=self.max_completion_tokens or self.max_tokens, logprobs=logprobs)
-        messages = [message.for_template() for message in self.messages]
-        try:
-            return engine.chat_sequence(messages, params, id=sequence_id, **self._caching())
-        except RequestError as error:
-            # the engine names its own fields
-            names = {"prompt": "messages"}
-            if self.max_completion_tokens is not None:
-                names["max_tokens"] = "max_completion_tokens"
-            raise RequestError(str(error), param=names.get(error.param or "", error.param), code=error.code) from error
+    def _check_tools(self) -> None:
+        names = [tool.name for tool in self.tools]
+        if twice := repeated(names):
+            raise RequestError(f"two tools are called {twice!r}", param="tools")
+        if self.tool_choice not in ("none", "auto") and not self.tools:
+            raise RequestError("tool_choice is only allowed with tools", param="tool_choice")
+        if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.function.name not in names:
+            raise RequestError(
+                f"tool_choice names {self.tool_choice.function.name[:80]!r}, which is not among the tools",
+                param="tool_choice",
+            )
+
+    def _grammars(self) -> list[Grammar]:
+        return super()._grammars() + ([self.response_format] if self.response_format is not None else [])
 
 
 class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
-    prompt: Annotated[str | list[int], BeforeValidator(_prompt)]
+    prompt: Annotated[list[str | list[int]], BeforeValidator(fields.prompts)]
+    echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """How many alternatives to report with each token of the prompt, in either form."""
+        return self.logprobs if self.echo and self.logprobs is not None else self.prompt_logprobs
 
     def check(self) -> None:
         """Check what no field shows alone."""
         super().check()
         if self.prompt_logprobs is not None and self.stream:
             raise RequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
-
-    def sequence(self, engine: AsyncEngine, sequence_id: str) -> Sequence:
-        """The prompt."""
-        params = self._sampling(
-            max_tokens=self.max_tokens or DEFAULT_COMPLETION_TOKENS,
-            logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-        )
-        return engine.sequence(self.prompt, params, id=sequence_id, **self._caching())
+        if self.echo and self.logprobs is not None:
+            if self.stream:
+                raise RequestError("echo with logprobs cannot be streamed", param="echo")
+            if self.prompt_logprobs is not None:
+                raise RequestError("echo reports the prompt's logprobs already", param="prompt_logprobs")
+        if (count := len(self.prompt) * self.n) > MAX_CHOICES:
+            raise RequestError(
+                f"{len(self.prompt)} prompts, {self.n} choices of each, are {count}: ask for at most {MAX_CHOICES}",
+                param="prompt",
+            )

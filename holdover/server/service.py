@@ -12,15 +12,16 @@ from fastapi import Request, Response
 
 from holdover.engine.async_engine import AsyncEngine
 from holdover.engine.request import Output, Update
-from holdover.engine.sequence import Sequence
 from holdover.server.errors import ApiError, ClientGoneError, as_api_error
-from holdover.server.metrics import Metrics, Outcome
-from holdover.server.schemas import GenerationRequest
+from holdover.server.jobs import Job
+from holdover.server.metrics import Metrics
 from holdover.server.shapes import Shape
 from holdover.server.sse import DONE, EventStream, event
 from holdover.server.wire import json_response, wait_for_disconnect
 
 T = TypeVar("T")
+Asked = TypeVar("Asked")
+MakeJob = Callable[[Asked, AsyncEngine, str], Job]
 _WORKERS = 4
 
 
@@ -55,61 +56,64 @@ class Service:
         if not self.engine.is_healthy:
             raise ApiError(503, "the engine has stopped; the server must be restarted", code="engine_stopped")
 
-    async def prepare(self, asked: GenerationRequest, sequence_id: str) -> Sequence:
+    async def prepare(self, make: MakeJob[Asked], asked: Asked) -> Job:
         """The request as the engine runs it.
 
         Raises:
             RequestError: the engine cannot run it.
         """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, asked.sequence, self.engine, sequence_id)
+        return await loop.run_in_executor(self._workers, make, asked, self.engine, self.model_name)
 
-    async def answer(self, request: Request, sequence: Sequence, shape: Shape, *, stream: bool) -> Response:
-        """Run a sequence and answer; when the client goes away, the sequence is aborted.
+    async def answer(self, request: Request, job: Job, *, stream: bool) -> Response:
+        """Run a job and answer; when the client goes away, it is aborted.
 
         Raises:
             ClientGoneError: it did.
-            Exception: the engine failed on the sequence, before a stream's first token if it is one.
+            Exception: the engine failed on one of the sequences, before a stream's first token if it is one.
         """
-        updates = self._run(sequence)
+        updates = self._run(job)
         if stream:
             # a failure up to the first token still has a status of its own
             first = await _while_connected(request, anext(updates))
-            return EventStream(self._events(request, first, updates, shape), source=updates)
-        return json_response(shape.whole(await _while_connected(request, _last(updates))))
+            return EventStream(self._events(request, first, updates, job.shape), source=updates)
+        return json_response(job.shape.whole(await _while_connected(request, _all(updates))))
 
     def close(self) -> None:
         """Stop the engine. Blocks until its step in progress ends."""
         self._workers.shutdown(cancel_futures=True)
         self.engine.close()
 
-    async def _run(self, sequence: Sequence) -> AsyncGenerator[Update]:
-        """The engine's updates, counted."""
-        outcome: Outcome = "abort"
+    async def _run(self, job: Job) -> AsyncGenerator[tuple[int, Update]]:
+        """The engine's updates, counted. Every choice counts as a request of its own."""
+        running = set(range(sum(map(len, job.groups))))
+        failed = False
         try:
-            async with aclosing(self.engine.run(sequence)) as updates:
-                async for update in updates:
+            async with aclosing(self.engine.run_together(job.groups)) as updates:
+                async for number, update in updates:
                     self.metrics.count_tokens(len(update.token_ids))
-                    if update.output is not None:
-                        outcome = update.output.finish_reason
-                        if update.output.error is not None:
-                            raise update.output.error
-                        self.metrics.observe(update.output)
-                    yield update
+                    if (output := update.output) is not None:
+                        if output.error is not None:
+                            raise output.error
+                        running.remove(number)
+                        self.metrics.count_request(output.finish_reason)
+                        self.metrics.observe(output)
+                    yield number, update
         except Exception:
-            outcome = "error"
+            failed = True
             raise
         finally:
-            self.metrics.count_request(outcome)
+            for _ in running:
+                self.metrics.count_request("error" if failed else "abort")
 
     async def _events(
-        self, request: Request, first: Update, updates: AsyncGenerator[Update], shape: Shape
+        self, request: Request, first: tuple[int, Update], updates: AsyncGenerator[tuple[int, Update]], shape: Shape
     ) -> AsyncGenerator[bytes]:
         try:
-            for chunk in shape.chunks(first):
+            for chunk in shape.chunks(*first):
                 yield event(chunk)
-            async for update in updates:
-                for chunk in shape.chunks(update):
+            async for number, update in updates:
+                for chunk in shape.chunks(number, update):
                     yield event(chunk)
         except Exception as error:
             # the status has been sent: what is left is to say it in the stream, which then ends without [DONE]
@@ -118,12 +122,13 @@ class Service:
             yield DONE
 
 
-async def _last(updates: AsyncGenerator[Update]) -> Output:
+async def _all(updates: AsyncGenerator[tuple[int, Update]]) -> list[Output]:
+    outputs: dict[int, Output] = {}
     async with aclosing(updates):
-        async for update in updates:
+        async for number, update in updates:
             if update.output is not None:
-                return update.output
-    raise RuntimeError("the engine ended a request without an output")
+                outputs[number] = update.output
+    return [outputs[number] for number in sorted(outputs)]
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -1,133 +1,115 @@
-"""The two endpoints' bodies and chunks, from what the engine returns."""
+"""Bodies of answers and of the chunks of streams, from what the engine returns."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any, ClassVar
-from uuid import uuid4
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from holdover.engine.request import Output, Update
-from holdover.engine.sampling import TokenLogprob
-from holdover.server.logprobs import TokenText, chat_logprobs, completion_logprobs, prompt_logprobs
+from holdover.server.choices import ChoiceShape
 
 Json = dict[str, Any]
 
 
-class Shape(ABC):
+@dataclass(frozen=True)
+class Kind:
+    """What an endpoint calls its answers.
+
+    Attributes:
+        id_prefix: what their ids begin with.
+        whole: a whole one.
+        chunk: a piece of one.
+    """
+
+    id_prefix: str
+    whole: str
+    chunk: str
+
+
+CHAT = Kind("chatcmpl", "chat.completion", "chat.completion.chunk")
+COMPLETION = Kind("cmpl", "text_completion", "text_completion")
+
+
+class Shape:
     """Form of one answer, whole or as a stream of chunks.
 
     Args:
+        kind: which endpoint's.
+        id: the answer's id.
         model: the name that the model is served by.
-        text: text of one token.
+        choices: form of each choice; those of one prompt stand together.
+        per_prompt: choices of one prompt.
         include_usage: whether a stream ends with a chunk of usage.
     """
 
-    id_prefix: ClassVar[str]
-    whole_object: ClassVar[str]
-    chunk_object: ClassVar[str]
-
-    def __init__(self, model: str, text: TokenText, *, include_usage: bool = False) -> None:
-        self.id = f"{self.id_prefix}-{uuid4().hex}"
-        self.include_usage = include_usage
+    def __init__(
+        self,
+        kind: Kind,
+        id: str,
+        model: str,
+        choices: Sequence[ChoiceShape],
+        *,
+        per_prompt: int = 1,
+        include_usage: bool = False,
+    ) -> None:
+        self._kind = kind
+        self._id = id
         self._model = model
-        self._token_text = text
+        self._choices = choices
+        self._per_prompt = per_prompt
+        self._include_usage = include_usage
         self._created = int(time.time())
+        # of the choices of a stream that have ended
+        self._outputs: dict[int, Output] = {}
 
-    def whole(self, output: Output) -> Json:
-        """The answer in one body."""
-        choice = self._whole_choice(output) | {"finish_reason": output.finish_reason}
-        return self._body(self.whole_object, [choice]) | {"usage": usage(output), "holdover": explanation(output)}
+    def whole(self, outputs: Sequence[Output]) -> Json:
+        """The answer in one body; one output a choice."""
+        bodies = []
+        for number, (choice, output) in enumerate(zip(self._choices, outputs, strict=True)):
+            body = choice.whole(output, outputs[number - number % self._per_prompt])
+            # with several choices, what the cache gave each
+            bodies.append(body | {"holdover": explanation(output)} if len(outputs) > 1 else body)
+        said = {"usage": self._usage(outputs), "holdover": explanation(outputs[0])}
+        return self._body(self._kind.whole, bodies) | said
 
-    def chunks(self, update: Update) -> Iterator[Json]:
-        """What ``update`` adds to a stream, as chunks; none if its text is held back."""
-        if update.text or update.logprobs:
-            yield self._chunk(self._delta(update.text, update.logprobs))
+    def chunks(self, number: int, update: Update) -> Iterator[Json]:
+        """What ``update`` of choice ``number`` adds to a stream, as chunks; none if its text is held back."""
+        for piece in self._choices[number].chunks(update):
+            body = self._chunk(piece)
+            if update.output is not None and piece["finish_reason"] is not None:
+                body["holdover"] = explanation(update.output)
+            yield body
         if update.output is not None:
-            last = self._delta("", None) | {"finish_reason": update.output.finish_reason}
-            said = {"holdover": explanation(update.output)}
-            yield self._chunk(last) | said
-            if self.include_usage:
-                yield self._body(self.chunk_object, []) | {"usage": usage(update.output)} | said
+            self._outputs[number] = update.output
+            if self._include_usage and len(self._outputs) == len(self._choices):
+                outputs = [self._outputs[i] for i in range(len(self._choices))]
+                said = {"usage": self._usage(outputs), "holdover": explanation(outputs[0])}
+                yield self._body(self._kind.chunk, []) | said
 
-    @abstractmethod
-    def _whole_choice(self, output: Output) -> Json: ...
-
-    @abstractmethod
-    def _delta(self, text: str, logprobs: Sequence[TokenLogprob] | None) -> Json: ...
+    def _usage(self, outputs: Sequence[Output]) -> Json:
+        """Token counts. A prompt counts once; its ``cached_tokens`` are those that its first choice did not compute."""
+        firsts = outputs[:: self._per_prompt]
+        prompt = sum(len(output.prompt_token_ids) for output in firsts)
+        completion = sum(len(output.token_ids) for output in outputs)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(output.cache.state_depth for output in firsts)},
+        }
 
     def _chunk(self, choice: Json) -> Json:
-        body = self._body(self.chunk_object, [{"finish_reason": None} | choice])
-        return body | {"usage": None} if self.include_usage else body
+        body = self._body(self._kind.chunk, [choice])
+        return body | {"usage": None} if self._include_usage else body
 
     def _body(self, kind: str, choices: list[Json]) -> Json:
-        return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
-
-
-class ChatShape(Shape):
-    """Chat completions. The first chunk also says whose turn it is."""
-
-    id_prefix = "chatcmpl"
-    whole_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-    _opened = False
-
-    def chunks(self, update: Update) -> Iterator[Json]:
-        """What ``update`` adds to a stream."""
-        if not self._opened:
-            self._opened = True
-            delta = {"role": "assistant", "content": "", "refusal": None}
-            yield self._chunk({"index": 0, "delta": delta, "logprobs": None})
-        yield from super().chunks(update)
-
-    def _whole_choice(self, output: Output) -> Json:
-        logprobs = None if output.logprobs is None else chat_logprobs(output.logprobs, self._token_text)
-        message = {"role": "assistant", "content": output.text, "refusal": None}
-        return {"index": 0, "message": message, "logprobs": logprobs}
-
-    def _delta(self, text: str, logprobs: Sequence[TokenLogprob] | None) -> Json:
-        reported = chat_logprobs(logprobs, self._token_text) if logprobs else None
-        return {"index": 0, "delta": {"content": text} if text or logprobs else {}, "logprobs": reported}
-
-
-class CompletionShape(Shape):
-    """Text completions."""
-
-    id_prefix = "cmpl"
-    whole_object = "text_completion"
-    chunk_object = "text_completion"
-    _offset = 0
-
-    def _whole_choice(self, output: Output) -> Json:
-        logprobs = None if output.logprobs is None else completion_logprobs(output.logprobs, self._token_text)
-        choice: Json = {"index": 0, "text": output.text, "logprobs": logprobs}
-        if output.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs, self._token_text)
-        return choice
-
-    def _delta(self, text: str, logprobs: Sequence[TokenLogprob] | None) -> Json:
-        reported = None
-        if logprobs:
-            reported = completion_logprobs(logprobs, self._token_text, self._offset)
-            self._offset += sum(map(len, reported["tokens"]))
-        return {"index": 0, "text": text, "logprobs": reported}
-
-
-def usage(output: Output) -> Json:
-    """Token counts. ``cached_tokens`` are those that were not computed again."""
-    prompt, completion = len(output.prompt_token_ids), len(output.token_ids)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": output.cache.state_depth},
-    }
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
 
 
 def explanation(output: Output) -> Json:
-    """What the cache gave the request, and how long it took, in milliseconds since it was submitted."""
+    """What the cache gave a choice, and how long it took, in milliseconds since it was submitted."""
     timing = output.timing
     milliseconds = {"queued": timing.queued, "first_token": timing.first_token, "total": timing.total}
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request, Response
@@ -14,8 +15,9 @@ from holdover.server.errors import ApiError, ClientGoneError
 Json = dict[str, Any]
 
 MAX_BODY = 4 * 2**20
-# a client that is still sending hears nothing until it is done: this much is read and thrown away for it to finish
-_MAX_DISCARDED = 16 * MAX_BODY
+# a client that is still sending hears nothing until it is done: so many times what is accepted is read and thrown away
+# for it to finish
+_DISCARDED = 16
 _OBJECT: TypeAdapter[Json] = TypeAdapter(Json)
 
 
@@ -24,20 +26,25 @@ def encode(body: Json) -> bytes:
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def json_response(body: Json, status: int = 200) -> Response:
+def json_response(body: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A response of ``body`` as it is."""
-    return Response(encode(body), status, media_type="application/json")
+    return Response(encode(body), status, headers, media_type="application/json")
 
 
-async def read_object(request: Request) -> Json:
-    """The request's body, a JSON object.
+def error_response(error: ApiError) -> Response:
+    """A response that says what is wrong."""
+    return json_response(error.body, error.status, error.headers)
+
+
+async def read_object(request: Request, limit: int = MAX_BODY) -> Json:
+    """The request's body, a JSON object of at most ``limit`` bytes.
 
     Raises:
         ApiError: it is too large.
         RequestError: it is not valid UTF-8, not JSON or not an object.
         ClientGoneError: the client went away before it had sent it.
     """
-    body = await _read(request)
+    body = await _read(request, limit)
     try:
         return _OBJECT.validate_json(body)
     except ValidationError as error:
@@ -51,7 +58,7 @@ async def wait_for_disconnect(request: Request) -> None:
         pass
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request, limit: int) -> bytes:
     chunks: list[bytes] = []
     size, more = 0, True
     while more:
@@ -60,12 +67,12 @@ async def _read(request: Request) -> bytes:
             raise ClientGoneError
         chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
-        if size <= MAX_BODY:
+        if size <= limit:
             chunks.append(chunk)
         else:
             chunks.clear()
-        if size > _MAX_DISCARDED:
+        if size > _DISCARDED * limit:
             break
-    if size > MAX_BODY:
-        raise ApiError(413, f"the body is larger than the {MAX_BODY} bytes that are accepted", code="body_too_large")
+    if size > limit:
+        raise ApiError(413, f"the body is larger than the {limit} bytes that are accepted", code="body_too_large")
     return b"".join(chunks)

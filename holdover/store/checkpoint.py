@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from holdover.errors import OwnershipError
@@ -27,9 +28,12 @@ class Checkpoint:
     Attributes:
         on_evict: told when the bytes are taken back under pressure; set by whoever the checkpoint belongs to.
         demotion: the move to the compressed tier that is under way, or None.
+        is_kept: whether it stays as and where it is, whatever pressure there is.
+        created: when it was made, in seconds of the monotonic clock.
+        hits: restores so far.
     """
 
-    __slots__ = ("_lease", "demotion", "header", "on_evict", "pins", "restored")
+    __slots__ = ("_lease", "created", "demotion", "header", "hits", "is_kept", "on_evict", "pins", "restored")
 
     def __init__(self, header: CheckpointHeader, lease: SlotLease, restored: Lineage) -> None:
         if lease.state is not LeaseState.CACHED:
@@ -39,6 +43,9 @@ class Checkpoint:
         self.pins = 0
         self.demotion: Demotion | None = None
         self.on_evict: Callable[[], None] | None = None
+        self.is_kept = False
+        self.created = time.monotonic()
+        self.hits = 0
         self._lease = lease.move(LeaseState.CACHED)
 
     @property
@@ -55,6 +62,11 @@ class Checkpoint:
     def is_idle(self) -> bool:
         """Whether nobody reads the bytes and nobody moves them."""
         return not self.pins and self.demotion is None
+
+    @property
+    def may_go(self) -> bool:
+        """Whether it may be moved or evicted now."""
+        return self.is_idle and not self.is_kept
 
     def replace_bytes(self, header: CheckpointHeader, lease: SlotLease, restored: Lineage) -> None:
         """Let the checkpoint stand on other bytes of the same state; those it had are given back.

@@ -253,7 +253,7 @@ class StateTiers:
         """
         if checkpoint.demotion is not None and not checkpoint.pins and self._demotions is not None:
             self._demotions.give_up(checkpoint)
-        if checkpoint.tier != "native" or not checkpoint.is_idle:
+        if checkpoint.tier != "native" or not checkpoint.may_go:
             raise CapacityError(f"all {self.native.pool.num_slots} native state slots are live or pinned")
         self.verify(checkpoint, expect)
         lease = checkpoint.surrender()
@@ -270,7 +270,7 @@ class StateTiers:
         self._demotions.finish_ended()
         fresh, self._fresh = self._fresh, []
         for checkpoint in fresh:
-            if checkpoint in self.order and checkpoint.tier == "native" and checkpoint.is_idle:
+            if checkpoint in self.order and checkpoint.tier == "native" and checkpoint.may_go:
                 target = self._reclaimer.packed_slot(may_evict=False)
                 if target is not None:
                     self._demotions.start(checkpoint, target)
@@ -287,11 +287,11 @@ class StateTiers:
             self._demotions.close()
 
     def balance(self, tier: ResidentTier) -> Balance:
-        """Where one tier's slots are. What is on its way between tiers counts as locked in both."""
+        """Where one tier's slots are. What is kept, or on its way between tiers (in both), counts as locked."""
         allocator = self.native if tier == "native" else self.packed
         if allocator is None:
             return Balance(0, 0, 0, 0)
-        cached = sum(c.tier == tier and c.is_idle for c in self.order)
+        cached = sum(c.tier == tier and c.may_go for c in self.order)
         free, total = allocator.num_free, allocator.pool.num_slots
         # a snapshot on its way into the order is a sequence's, although its lease says cached
         return Balance(free, cached, total - free - cached, total)

@@ -43,11 +43,13 @@ def field(lines: list[str], name: str) -> str:
 
 
 def test_the_printed_line_works_and_ctrl_c_ends(model: Path) -> None:
-    with serving(str(model), "--port", "0", "--served-name", 'it\'s "mine"') as (running, lines):
+    decoding = ("--decode", "deferred", "--merge-interval", "6", "--speculate", "ngram", "--draft-tokens", "2")
+    with serving(str(model), "--port", "0", "--served-name", 'it\'s "mine"', *decoding) as (running, lines):
         assert lines[0] == f"loading {model}"
         assert field(lines, "model").endswith("(qwen3_5, float32, cpu)")
         assert field(lines, "context").startswith("1,024 ")
         assert "slots" in field(lines, "state")
+        assert field(lines, "decode") == "deferred, a state is written every 6 tokens; ngram drafts 2 tokens"
         assert "rows" in field(lines, "KV")
         line = field(lines, "try")
         assert line.startswith(f"curl {field(lines, 'ready at')}/v1/chat/completions ")
@@ -57,6 +59,15 @@ def test_the_printed_line_works_and_ctrl_c_ends(model: Path) -> None:
         running.send_signal(signal.SIGINT)
         out, err = running.communicate()
         assert (running.returncode, err) == (0, ""), out
+
+
+@pytest.mark.parametrize(
+    "options", [("--merge-interval", "65"), ("--merge-interval", "0"), ("--draft-tokens", "16"), ("--decode", "eager")]
+)
+def test_decode_options_out_of_range(options: tuple[str, str]) -> None:
+    result = invoke("serve", "/no/such/model", *options)
+    assert result.exit_code == 2
+    assert options[0] in result.stderr
 
 
 def test_sigterm_ends_with_a_stream_open(model: Path, free_signals: None) -> None:
@@ -140,9 +151,12 @@ def test_host_that_is_not_here() -> None:
         (("--max-context", "0"), "max_context must be at least 1"),
         (("--dtype", "int3"), "int3"),
         (("--device", "toaster"), "toaster"),
+        (("--decode", "dense", "--speculate", "ngram"), "choose --decode deferred or auto"),
+        (("--decode", "dense", "--merge-interval", "4"), "choose --decode deferred or auto"),
+        (("--speculate", "ngram", "--merge-interval", "4"), "draft at most 2"),
     ],
 )
-def test_options_that_cannot_be(model: Path, options: tuple[str, str], part: str) -> None:
+def test_options_that_cannot_be(model: Path, options: tuple[str, ...], part: str) -> None:
     result = invoke("serve", str(model), "--port", "0", *options)
     assert result.exit_code == 2
     assert part in error_line(result.stderr)

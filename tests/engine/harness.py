@@ -17,6 +17,7 @@ from holdover.arch.layout import ModelLayout
 from holdover.arch.registry import layout_from_config
 from holdover.engine.build import EngineOptions, build_core
 from holdover.engine.core import Limits
+from holdover.engine.decode.plan import DecodeMode, plan_decode
 from holdover.engine.hf.host import HostModel
 from holdover.engine.hf.loader import Loaded
 from holdover.engine.prepare import Preparer
@@ -28,6 +29,7 @@ from holdover.state import SlotPool
 from holdover.store import KVPool
 from tests.arch.table import VOCAB, build_model
 from tests.engine import toy
+from tests.engine.small import SMALL, build_small
 from tests.helpers import assert_close
 
 TOY = "toy"
@@ -48,6 +50,8 @@ class Bytes:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
+    encode_part = encode
+
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode("utf-8", "replace")
 
@@ -57,13 +61,17 @@ def host_of(name: str, dtype: str = "float32") -> Any:
     """The model of one row, or the toy, on Holdover's ops. It keeps no state: every engine may share it."""
     if name == TOY:
         return toy.ToyHost()
-    model = build_model(name).to(getattr(torch, dtype))
+    model = _build(name).to(getattr(torch, dtype))
     return HostModel(model, layout_from_config(model.config.to_dict(), dtype=dtype))
 
 
 @cache
 def _unmodified(name: str):
-    return build_model(name)
+    return _build(name)
+
+
+def _build(name: str):
+    return build_small(name) if name in SMALL else build_model(name)
 
 
 @cache
@@ -110,12 +118,28 @@ def distributions(reported) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def budgets(layout: ModelLayout, slots: int, rows: int) -> dict[str, int]:
+def budgets(layout: ModelLayout, slots: int, rows: int, merge_interval: int | None = None) -> dict[str, int]:
     """Budgets in bytes that give exactly these pools."""
     return {
-        "state_budget": SlotPool.bytes_for(layout.state, slots),
+        "state_budget": SlotPool.bytes_for(layout.state, slots, merge_interval),
         "kv_budget": KVPool.bytes_for(layout.kv, rows),
     }
+
+
+def merge_interval_of(
+    host: Any,
+    *,
+    decode: DecodeMode = "auto",
+    merge_interval: int | None = None,
+    speculate: str = "off",
+    draft_tokens: int = 3,
+    **_: Any,
+) -> int | None:
+    """M of the slots' logs under such options of an engine; None for slots without logs."""
+    drafts = 0 if speculate == "off" else draft_tokens
+    return plan_decode(
+        host.layout.state, host.device, decode, merge_interval=merge_interval, drafts=drafts
+    ).merge_interval
 
 
 class Bench:
@@ -131,6 +155,7 @@ class Bench:
         policy: when to take checkpoints.
         dtype: what the model runs in.
         end_tokens: tokens that end a text.
+        host: a host of that row to run instead of the shared one; None for the shared one.
         options: further options of the engine.
     """
 
@@ -146,11 +171,12 @@ class Bench:
         policy: CheckpointPolicy = END_AND_WANTED,
         dtype: str = "float32",
         end_tokens: Iterable[int] = (),
+        host: Any = None,
         **options: Any,
     ) -> None:
         self.name = name
-        self.host = host_of(name, dtype)
-        sizes = budgets(self.host.layout, slots, rows)
+        self.host = host or host_of(name, dtype)
+        sizes = budgets(self.host.layout, slots, rows, merge_interval_of(self.host, **options))
         fixed = {"chunk_size": chunk, "policy": policy, "poison": True, "dtype": dtype}
         self.core, max_context = build_core(self.host, EngineOptions(**{**sizes, **fixed, **options}), identity=name)
         self.core.limits = Limits(max_running, chunk, idle_chunk or chunk)
@@ -201,6 +227,8 @@ class Bench:
             assert self.cache.tiers.native.pool.depth(sequence.place.lease.slot) == sequence.computed
             assert len(sequence.place.rows) >= sequence.computed >= sequence.place.hold.depth
             assert sequence.remaining >= 1, "a running sequence with nothing to run is never served again"
+        if (log := self.cache.tiers.native.pool.deferred) is not None:
+            assert torch.stack(log.cursor, dim=1).tolist() == [list(pair) for pair in log._mirror]
 
     def running(self) -> list[EngineSequence]:
         return list(self.core._running)

@@ -84,7 +84,7 @@ def test_an_interrupt_leaves_nothing_behind(engine: Engine, monkeypatch: pytest.
         raise KeyboardInterrupt
 
     core = engine.core
-    for owner, method in ((core, "step"), (core, "_choose"), (core._checkpoints, "take")):
+    for owner, method in ((core, "step"), (core, "_emit"), (core._checkpoints, "take")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, method, interrupt)
             with pytest.raises(KeyboardInterrupt):

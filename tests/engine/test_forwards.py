@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdover.engine.hf import attention
+from holdover.ops.attention import torch as attention
 from holdover.prefix.policies import NoCheckpoints
 from tests.arch.table import ARCHITECTURES
 from tests.engine.harness import TOY, Bench, prompt_of

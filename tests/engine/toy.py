@@ -54,6 +54,7 @@ class ToyHost:
     """The model on the engine's pools."""
 
     layout = LAYOUT
+    rope_parameters = None
     device = torch.device("cpu")
     # whether reading poison is an error of its own
     check = True

@@ -14,6 +14,7 @@ from holdover.arch.layout import KVLayout, StateLayout
 from holdover.codec import Codec
 from holdover.prefix import Opened, PrefixCache, check_integrity, tree
 from holdover.state import KeyChain, Lineage, SlotPool
+from holdover.state.key import chain_of
 from holdover.store import Checkpoint, KVPool, PackedPool, SlotAllocator, StateTiers, TierOptions
 from holdover.store.mover import Mover
 from tests.state import build as states
@@ -148,6 +149,13 @@ class World:
         self.cache.release(sequence.hold)
         self.running.remove(sequence)
 
+    def pin(self, namespace: bytes, tokens: Sequence[int]) -> bool:
+        """Whether a prefix is pinned from now on."""
+        return self.cache.pins.add(namespace, tokens) is not None
+
+    def unpin(self, namespace: bytes, tokens: Sequence[int]) -> None:
+        assert self.cache.pins.remove(chain_of(namespace, tokens).key())
+
     def flush(self) -> int:
         return self.cache.flush()
 
@@ -231,8 +239,9 @@ class World:
         return self._pasts.get(id(checkpoint), (checkpoint, ()))[1]
 
     def check_empty(self) -> None:
-        """Fail unless, with no sequence left, a flush gives everything back."""
+        """Fail unless, with no sequence and no pin left, a flush gives everything back."""
         assert not self.running
+        assert not self.cache.pins
         self.flush()
         self.check()
         assert not self.cache.roots

@@ -188,6 +188,29 @@ def row_of_the_tree_is_free_while_an_unknown_one_is_used(w):
     assert stray[0] not in node.rows
 
 
+@damage
+def kept_without_a_pin(w):
+    w.node(TEN[:8]).checkpoint.is_kept = True
+
+
+@damage
+def pin_that_keeps_nothing(w):
+    w.pin(A, TEN[:8])
+    w.node(TEN[:8]).checkpoint.is_kept = False
+
+
+@damage
+def pin_lost_its_lock(w):
+    w.pin(A, TEN[:8])
+    w.node(TEN[:8]).locks -= 1
+
+
+@damage
+def pin_forgotten(w):
+    w.pin(A, TEN[:8])
+    w.cache.pins._holds.clear()
+
+
 @pytest.mark.parametrize("harm", DAMAGES, ids=lambda harm: harm.__name__)
 def test_damage_is_found(world, harm):
     harm(world)

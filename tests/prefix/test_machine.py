@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdover.errors import CapacityError
+from holdover.errors import CapacityError, RequestError
 from holdover.prefix.naive import NaiveHold, NaivePrefixCache
 from tests.prefix.build import A, B, Running, World
 
@@ -55,6 +55,15 @@ class TwinnedWorld(World):
         self.twin.release_slot()
         self.twin.release(self.holds.pop(sequence))
 
+    def pin(self, namespace, tokens):
+        with self.same_end(lambda: self.twin.pin(namespace, tokens)) as pinned:
+            assert super().pin(namespace, tokens) == pinned
+        return pinned
+
+    def unpin(self, namespace, tokens):
+        super().unpin(namespace, tokens)
+        self.twin.unpin(namespace, tokens)
+
     def flush(self):
         assert super().flush() == self.twin.flush()
 
@@ -70,8 +79,8 @@ class TwinnedWorld(World):
         """Fail unless the twin's verb and the body both end, or both lack room."""
         try:
             result = theirs()
-        except CapacityError as error:
-            with pytest.raises(CapacityError):
+        except (CapacityError, RequestError) as error:
+            with pytest.raises(type(error)):
                 yield None
             raise error
         yield result
@@ -87,6 +96,7 @@ class Histories(RuleBasedStateMachine):
     @initialize(slots=st.integers(1, 4), data=st.data())
     def start(self, slots, data):
         self.world = self.kind(slots, data.draw(st.integers(*self.rows)))
+        self.pinned: set[tuple[bytes, tuple[int, ...]]] = set()
 
     def pick(self, which: int) -> Running:
         return self.world.running[which % len(self.world.running)]
@@ -134,6 +144,26 @@ class Histories(RuleBasedStateMachine):
     def abort(self, which):
         self.world.abort(self.pick(which))
 
+    def prefix(self, which):
+        """One whose state is cached, or one that is not."""
+        states = [*self.world.states(), (A, (7,))]
+        return states[which % len(states)]
+
+    @rule(which=st.integers(0, 9))
+    def pin(self, which):
+        prefix = self.prefix(which)
+        with suppress(RequestError):
+            pinned = self.world.pin(*prefix)
+            assert pinned == (prefix[1] != (7,))
+            self.pinned |= {prefix} if pinned else set()
+
+    @precondition(lambda self: self.pinned)
+    @rule(which=WHICH)
+    def unpin(self, which):
+        prefix = sorted(self.pinned)[which % len(self.pinned)]
+        self.pinned.remove(prefix)
+        self.world.unpin(*prefix)
+
     @rule()
     def flush(self):
         self.world.flush()
@@ -142,11 +172,14 @@ class Histories(RuleBasedStateMachine):
     def sound(self):
         if hasattr(self, "world"):
             self.world.check()
+            assert self.pinned <= set(self.world.states())
 
     def teardown(self):
         if hasattr(self, "world"):
             for sequence in list(self.world.running):
                 self.world.abort(sequence)
+            for prefix in self.pinned:
+                self.world.unpin(*prefix)
             self.world.check_empty()
 
 

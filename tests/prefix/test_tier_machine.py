@@ -7,13 +7,13 @@ last of them. `World` follows the depths of those restores and recomputes every 
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdover.errors import CapacityError
+from holdover.errors import CapacityError, RequestError
 from holdover.prefix import tree
 from holdover.store import TierOptions
 from tests.prefix.build import A, B, Running, World
@@ -47,6 +47,7 @@ class Histories(RuleBasedStateMachine):
     )
     def start(self, slots, packed, rows, codec, delayed, spill, watermark):
         self.mover = Delayed() if delayed else None
+        self.pinned: set[tuple[bytes, tuple[int, ...]]] = set()
         self.world = World(
             slots,
             rows,
@@ -147,6 +148,22 @@ class Histories(RuleBasedStateMachine):
         with self.attempt(), self.fault(at):
             self.world.tiers.maintain()
 
+    @rule(which=st.integers(0, 9), at=faults)
+    def pin(self, which, at):
+        states = self.world.states()
+        if states:
+            prefix = states[which % len(states)]
+            with suppress(RequestError), self.attempt(), self.fault(at):
+                assert self.world.pin(*prefix)
+                self.pinned |= {prefix}
+
+    @precondition(lambda self: self.pinned)
+    @rule(which=WHICH)
+    def unpin(self, which):
+        prefix = sorted(self.pinned)[which % len(self.pinned)]
+        self.pinned.remove(prefix)
+        self.world.unpin(*prefix)
+
     @rule(when=st.integers(0, 9))
     def flush(self, when):
         # seldom: histories need something to happen in
@@ -196,11 +213,14 @@ class Histories(RuleBasedStateMachine):
     def sound(self):
         if hasattr(self, "world"):
             self.world.check()
+            assert self.pinned <= set(self.world.states())
 
     def teardown(self):
         if hasattr(self, "world"):
             for sequence in list(self.world.running):
                 self.world.abort(sequence)
+            for prefix in self.pinned:
+                self.world.unpin(*prefix)
             self.world.check_empty()
 
 

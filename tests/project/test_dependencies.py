@@ -11,7 +11,14 @@ from tests.project.paths import PACKAGE, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # packages whose imports an extra provides; what any kernel needs comes with `gpu`
-EXTRAS = {"server": "server", "cli": "server", "report": "report", "evaluation": "eval", "integrations": "vllm"}
+EXTRAS = {
+    "engine": "structured",
+    "server": "server",
+    "cli": "server",
+    "report": "report",
+    "evaluation": "eval",
+    "integrations": "vllm",
+}
 DISTRIBUTION = {"fla": "flash-linear-attention"}
 
 

@@ -17,7 +17,9 @@ from openai import OpenAI
 from holdover import AsyncEngine
 from holdover.cli.serve import listen
 from holdover.engine.core import EngineCore
-from holdover.server.app import create_app
+from holdover.server.app import create_app, gate_of
+from holdover.server.gate import Gate
+from holdover.server.options import ServerOptions
 
 T = TypeVar("T")
 NAME = "tiny-gdn"
@@ -31,15 +33,18 @@ class Live:
     Attributes:
         url: its root.
         engine: its engine.
+        gate: what its requests pass.
         http: a plain client.
         openai: the official client; it does not try again by itself.
     """
 
-    def __init__(self, url: str, engine: AsyncEngine) -> None:
+    def __init__(self, url: str, engine: AsyncEngine, gate: Gate, key: str | None = None) -> None:
         self.url = url
         self.engine = engine
-        self.http = httpx.Client(base_url=url, timeout=PATIENCE)
-        self.openai = OpenAI(base_url=f"{url}/v1", api_key="unused", timeout=PATIENCE, max_retries=0)
+        self.gate = gate
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.http = httpx.Client(base_url=url, timeout=PATIENCE, headers=headers)
+        self.openai = OpenAI(base_url=f"{url}/v1", api_key=key or "unused", timeout=PATIENCE, max_retries=0)
 
     def on_engine(self, function: Callable[[EngineCore], T]) -> T:
         """Run ``function`` on the engine's thread."""
@@ -75,17 +80,20 @@ class Live:
 
 
 @contextmanager
-def running(model: Path, **options: Any) -> Iterator[Live]:
-    """A server of ``model`` with pools small enough to be filled."""
+def running(
+    model: Path, treatment: ServerOptions | None = None, *, key: str | None = None, **options: Any
+) -> Iterator[Live]:
+    """A server of ``model`` with pools small enough to be filled; its clients send ``key``."""
     torch.set_num_threads(1)
     sizes = {"state_budget": 2**18, "kv_budget": 4 * 2**20, "chunk_size": 64, "poison": True}
     engine = AsyncEngine.from_pretrained(str(model), **(sizes | options))
+    gate = gate_of(engine, treatment or ServerOptions())
     with listen("127.0.0.1", 0) as listener:
-        config = uvicorn.Config(create_app(engine, model_name=NAME), log_level="error", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
+        app = create_app(engine, model_name=NAME, options=treatment, gate=gate)
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")
         thread.start()
-        live = Live(f"http://127.0.0.1:{listener.getsockname()[1]}", engine)
+        live = Live(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, gate, key)
         try:
             # the socket listens already: this waits until somebody answers
             live.http.get("/health").raise_for_status()

@@ -13,6 +13,16 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "hi"}]
 IMAGE = [{"type": "text", "text": "what is"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
 
+REPLY = {"role": "assistant", "content": "hi"}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "weather"}}
+BAD_SCHEMA = {"type": "object", "properties": {"a": {"type": "nope"}}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": BAD_SCHEMA}}
+
+
+def function(**fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": fields}
+
 
 def chat(**fields: Any) -> tuple[str, dict[str, Any]]:
     return CHAT, {"model": NAME, "messages": USER, **fields}
@@ -49,11 +59,39 @@ BAD: list[tuple[tuple[str, dict[str, Any]], str | None, str | None, str]] = [
     (chat(logprobs=True, top_logprobs=21), "top_logprobs", None, "20"),
     (chat(stream_options={"include_usage": True}), "stream_options", None, "stream"),
     (chat(stream=True, stream_options={"usage": True}), "stream_options.usage", None, "Extra"),
-    (chat(n=2), "n", "unsupported_parameter", "1"),
-    (chat(tools=[{"type": "function"}]), "tools", "unsupported_parameter", "not supported"),
-    (chat(response_format={"type": "json_object"}), "response_format", "unsupported_parameter", "not supported"),
-    (chat(frequency_penalty=0.5), "frequency_penalty", "unsupported_parameter", "not supported"),
-    (chat(logit_bias={"1": 5}), "logit_bias", "unsupported_parameter", "not supported"),
+    (chat(n=0), "n", None, "greater than or equal to 1"),
+    (chat(n=129), "n", None, "less than or equal to 128"),
+    (chat(frequency_penalty=2.5), "frequency_penalty", None, "[-2, 2]"),
+    (chat(presence_penalty="1"), "presence_penalty", None, "number"),
+    (chat(repetition_penalty=0), "repetition_penalty", None, "(0, 100]"),
+    (chat(logit_bias=[]), "logit_bias", None, "object"),
+    (chat(logit_bias={"a": 1}), "logit_bias", None, "token ids"),
+    (chat(logit_bias={"1": "x"}), "logit_bias", None, "number"),
+    (chat(logit_bias={"1": 101}), "logit_bias", None, "[-100, 100]"),
+    (chat(logit_bias={"99999": 1}), "logit_bias", None, "vocabulary"),
+    (chat(echo=True), "echo", "unknown_parameter", "echo"),
+    (chat(functions=[{"name": "f"}]), "functions", "unsupported_parameter", "not supported"),
+    (chat(reasoning_effort="high"), "reasoning_effort", "unsupported_parameter", "not supported"),
+    (chat(chat_template_kwargs={"chat_template": "x"}), "chat_template_kwargs", None, "chat_template"),
+    (chat(tools=[TOOL]), "tools", "unsupported_parameter", "knows no tools"),
+    (chat(tools=[{"type": "function"}]), "tools.0.function", None, "required"),
+    (chat(tools=[{"type": "web", "function": {"name": "f"}}]), "tools.0.type", None, "function"),
+    (chat(tools=[function(name="a b")]), "tools.0.function.name", None, "'a b'"),
+    (chat(tools=[function(name="f", parameters=[])]), "tools.0.function.parameters", None, "dictionary"),
+    (chat(tools=[function(name="f", args={})]), "tools.0.function.args", None, "Extra"),
+    (chat(tools=[TOOL, TOOL]), "tools", None, "two tools are called 'weather'"),
+    (chat(tool_choice="required"), "tool_choice", None, "with tools"),
+    (chat(tool_choice="any"), "tool_choice", None, "'any'"),
+    (chat(tools=[TOOL], tool_choice=function(name="other")), "tool_choice", None, "'other'"),
+    (chat(response_format="json"), "response_format", None, "'type'"),
+    (chat(response_format={"type": "xml"}), "response_format", None, "'xml'"),
+    (chat(response_format={"type": "json_schema"}), "response_format", None, "'schema'"),
+    (chat(response_format={"type": "json_object", "schema": {}}), "response_format", None, "unknown field: schema"),
+    (chat(response_format=SCHEMA, guided_regex="a"), "response_format.json_schema.schema", None, "give one"),
+    (chat(response_format=SCHEMA), "response_format.json_schema.schema", None, "at properties.a: "),
+    (chat(guided_regex="a("), "guided_regex", None, "unclosed group"),
+    (text(guided_regex="a("), "guided_regex", None, "unclosed group"),
+    (text(guided_grammar="start: b"), "guided_grammar", None, 'unknown name: "b"'),
     (chat(cache_sallt="a"), "cache_sallt", "unknown_parameter", "cache_sallt"),
     (chat(cache_salt=7), "cache_salt", None, "string"),
     (chat(use_cache="no"), "use_cache", None, "boolean"),
@@ -64,12 +102,28 @@ BAD: list[tuple[tuple[str, dict[str, Any]], str | None, str | None, str]] = [
     (content(7), "messages.0.content", None, "string or a list of text parts"),
     (content(IMAGE), "messages.0.content", None, "only text is supported, and a part is of type 'image_url'"),
     (content([{"type": "text"}]), "messages.0.content", None, "'text'"),
-    (content("hi", role="tool"), "messages.0.role", None, "assistant"),
+    (content("hi", role="tool"), "messages.0", None, "tool_call_id"),
+    (content("hi", role="function"), "messages.0.role", None, "assistant"),
+    (content(None, role="assistant"), "messages.0.content", None, "string or a list of text parts"),
+    (chat(messages=[*USER, {"role": "assistant"}]), "messages.1.content", None, "string or a list of text parts"),
+    (chat(messages=[{**USER[0], "tool_calls": [CALL]}]), "messages.0", None, "tool_calls is only allowed"),
+    (chat(messages=[{**USER[0], "reasoning_content": "x"}]), "messages.0", None, "reasoning_content is only allowed"),
+    (
+        chat(messages=[{**REPLY, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}]}]),
+        "messages",
+        None,
+        "JSON object",
+    ),
+    (chat(messages=[{**REPLY, "refusal": "no"}]), "messages.0", None, "refusal is not supported"),
+    (chat(messages=[{**REPLY, "mood": "x"}]), "messages.0", None, "unknown field: mood"),
     (chat(messages=[*USER, {"role": "system", "content": "x"}]), "messages", None, "system comes first"),
-    (chat(messages=[{**USER[0], "tool_calls": [{}]}]), "messages.0", None, "tool_calls"),
+    (chat(messages=[{**REPLY, "tool_calls": [{}]}]), "messages.0.tool_calls.0.id", None, "required"),
     (text(prompt=""), "prompt", "empty_prompt", "empty"),
     (text(prompt=[]), "prompt", "empty_prompt", "empty"),
-    (text(prompt=["a", "b"]), "prompt", None, "several prompts"),
+    (text(prompt=["a", ""]), "prompt", "empty_prompt", "prompt 1: "),
+    (text(prompt=["a", [10**30]]), "prompt", None, "prompt 1: "),
+    (text(prompt=["a"] * 43, n=3), "prompt", None, "43 prompts, 3 choices of each, are 129"),
+    (text(prompt=[["a"]]), "prompt", None, "token ids"),
     (text(prompt=[1, "a"]), "prompt", None, "token ids"),
     (text(prompt=[True]), "prompt", None, "token ids"),
     (text(prompt=[5, 10**30]), "prompt", None, "vocabulary"),
@@ -80,7 +134,10 @@ BAD: list[tuple[tuple[str, dict[str, Any]], str | None, str | None, str]] = [
     (text(logprobs=True), "logprobs", None, "integer"),
     (text(logprobs=-1), "logprobs", None, "0"),
     (text(prompt_logprobs=1, stream=True), "prompt_logprobs", None, "stream"),
-    (text(echo=True), "echo", "unsupported_parameter", "not supported"),
+    (text(echo=True, logprobs=1, stream=True), "echo", None, "streamed"),
+    (text(echo=True, logprobs=1, prompt_logprobs=1), "prompt_logprobs", None, "echo"),
+    (text(best_of=2), "best_of", "unsupported_parameter", "not supported"),
+    (text(tools=[]), "tools", "unknown_parameter", "tools"),
     (text(suffix="x"), "suffix", "unsupported_parameter", "not supported"),
     (text(max_completion_tokens=3), "max_completion_tokens", "unknown_parameter", "unknown field"),
     ((CHAT, {"messages": USER}), "model", None, "required"),

@@ -1,6 +1,8 @@
+from pathlib import Path
+
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.live import Live
+from tests.server.live import Live, running
 
 
 def scrape(server: Live) -> dict[str, float]:
@@ -69,3 +71,33 @@ def test_models_and_health(server: Live) -> None:
     assert [(model.id, model.object, model.owned_by) for model in listed] == [("tiny-gdn", "model", "holdover")]
     assert server.openai.models.retrieve("tiny-gdn") == listed[0]
     assert server.http.get("/health").json() == {"status": "ok"}
+
+
+def test_decode_and_drafts_are_counted(model: Path) -> None:
+    with running(model, speculate="ngram", draft_tokens=2, merge_interval=4, state_budget=2**20) as server:
+        before = scrape(server)
+        for name in ("folds", "graph_replays", "draft_verifications", "draft_tokens", "draft_tokens_accepted"):
+            assert before[f"holdover_{name}_total"] == 0
+        # the second time it resumes before its last token, whose like occurred before
+        for _ in range(2):
+            whole = server.complete("the cat, the cat, the cat,", max_tokens=12)
+        after, decoder = scrape(server), server.engine.engine.core.runner.decoder
+        server.check()
+    assert whole.usage.completion_tokens == 12
+    forwards = {kind: after[f"holdover_decode_forwards_total,advance={kind}"] for kind in decoder.stats.forwards}
+    assert forwards == decoder.stats.forwards
+    assert (forwards["dense"], forwards["draft"] > 0) == (0, True)
+    assert sum(forwards.values()) == after["holdover_forwards_total,kind=decode"]
+    assert after["holdover_draft_verifications_total"] == forwards["draft"]
+    drafted, accepted = (after[f"holdover_{name}_total"] for name in ("draft_tokens", "draft_tokens_accepted"))
+    assert forwards["draft"] <= drafted <= 2 * forwards["draft"]
+    assert 0 <= accepted <= drafted
+    # what no forward was needed for
+    assert after["holdover_generated_tokens_total"] == 24
+    assert after["holdover_folds_total"] > 0
+    assert after["holdover_phases_max"] == 1
+    assert after["holdover_pool_bytes,pool=decode"] == 0
+
+
+def test_without_a_log_there_is_nothing_to_count(server: Live) -> None:
+    assert not any("draft" in name or "decode_forwards" in name for name in scrape(server))

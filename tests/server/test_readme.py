@@ -1,15 +1,17 @@
 """README's blocks and the examples that need a server, run against one."""
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.project.paths import ROOT
 from tests.project.readme import block, console_lines
-from tests.server.live import Live
+from tests.server.live import Live, running
 
 PUBLISHED = "http://127.0.0.1:8000"
 
@@ -38,6 +40,22 @@ def test_client(server: Live) -> None:
     printed = run(block("python", "client").code, server)
     assert "prompt tokens came from the cache" in printed
     assert "miss: " in printed
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Iterator[Live]:
+    with running(Path("tiny-gdn"), state_budget=2**26, kv_budget=2**26) as live:
+        yield live
+
+
+def test_tools(bundled: Live) -> None:
+    printed = run(block("python", "tools").code, bundled)
+    assert re.fullmatch(r"rain \{'city': '(Oslo|Paris)', 'tomorrow': (True|False)\}\n", printed)
+
+
+def test_schema(bundled: Live) -> None:
+    printed = run(block("python", "schema").code, bundled)
+    assert re.fullmatch(r"Animal\(name='(cat|dog)', legs=[24], tame=(True|False)\)\n", printed)
 
 
 def clients() -> list[Path]:

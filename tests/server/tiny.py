@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,9 +24,16 @@ TEMPLATE = (
 _TEXT = "the cat sat on the mat and the dog sat on the cat, then user and assistant said hello to the system"
 
 
-def save(folder: Path, seed: int = 0) -> Path:
-    """Write the model's files; the same seed gives the same model."""
-    tokenizer = _tokenizer()
+def save(folder: Path, seed: int = 0, *, template: str = TEMPLATE, special: Sequence[str] = ()) -> Path:
+    """Write the model's files; the same seed gives the same model.
+
+    Args:
+        folder: where to.
+        seed: of the weights.
+        template: chat template.
+        special: further special tokens.
+    """
+    tokenizer = _tokenizer(template, special)
     config = ARCHITECTURES["qwen3_5"]()
     config.num_hidden_layers, config.layer_types = 2, ["linear_attention", "full_attention"]
     config.vocab_size = len(tokenizer)
@@ -39,15 +47,16 @@ def save(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def _tokenizer(template: str, special: Sequence[str]) -> PreTrainedTokenizerFast:
     bpe = Tokenizer(models.BPE())
     # a line break is a token of its own, whatever follows it
     lines = pre_tokenizers.Split(Regex("\n"), "isolated")
     bpe.pre_tokenizer = pre_tokenizers.Sequence([lines, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     bpe.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    marks = [START, END, *special]
     trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=[START, END], initial_alphabet=alphabet, show_progress=False
+        vocab_size=318 + len(marks), special_tokens=marks, initial_alphabet=alphabet, show_progress=False
     )
     bpe.train_from_iterator([_TEXT], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, chat_template=TEMPLATE)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, chat_template=template)

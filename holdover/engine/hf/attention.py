@@ -9,7 +9,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from holdover.arch.layout import AttentionLayer
 from holdover.engine.step import Step
-from holdover.ops.attention.torch import paged_attention, paged_latent_attention
 
 NAME = "holdover"
 
@@ -40,13 +39,14 @@ def attend(
         Output ``[B, T, Hq, d_v]`` and no weights.
     """
     layer = step.kv_pool.layer(step.layer)
-    first, second = step.kv_pool.planes(step.layer)
     query = query.transpose(1, 2)  # [B, T, Hq, D]
     if step.tap is not None:
-        step.tap(step.layer, "queries", query)
+        step.tap(step.layer, "scale", query.new_tensor(scaling))
     if layer.kind == "latent":
-        return _attend_latent(module, layer, query, first, second, step, scaling), None
-    return paged_attention(query, first, second, step.rows, scaling, layer.window), None
+        return _attend_latent(module, layer, query, step, scaling), None
+    if step.tap is not None:
+        step.tap(step.layer, "queries", query)
+    return step.attend(query, scaling), None
 
 
 def register() -> None:
@@ -55,17 +55,12 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, lambda *_, **__: None)
 
 
-def _attend_latent(
-    module: Any,
-    layer: AttentionLayer,
-    query: torch.Tensor,
-    latent: torch.Tensor,
-    rope: torch.Tensor,
-    step: Step,
-    scaling: float,
-) -> torch.Tensor:
+def _attend_latent(module: Any, layer: AttentionLayer, query: torch.Tensor, step: Step, scaling: float) -> torch.Tensor:
     # the up-projection [H * (d_nope + d_v), latent] is absorbed into query and output
     up = module.kv_b_proj.weight.view(layer.query_heads, -1, layer.d_k)
     q_nope, q_rope = query.split([query.shape[-1] - layer.d_v, layer.d_v], dim=-1)
     w_k, w_v = up.split([q_nope.shape[-1], up.shape[1] - q_nope.shape[-1]], dim=1)
-    return paged_latent_attention(q_nope, q_rope, latent, rope, step.rows, w_k, w_v, scaling)
+    if step.tap is not None:
+        absorbed = torch.einsum("bthn,hnc->bthc", q_nope, w_k)
+        step.tap(step.layer, "queries", torch.cat([absorbed, q_rope], dim=-1))
+    return step.attend_latent(q_nope, q_rope, w_k, w_v, scaling)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 from holdover.arch.layout import ModelLayout
 from holdover.engine.hf import attention, norms
 from holdover.engine.hf.mixers import MIXERS, check_runnable, install
+from holdover.engine.host import DraftHead
 from holdover.engine.step import Step
 
 
@@ -41,16 +43,32 @@ class HostModel:
         norms.install(model)
         self.model: Any = model.eval().requires_grad_(False)
         self.layout = layout
+        self.head: DraftHead | None = None
         self.forwards = 0
+        self._hidden: torch.Tensor | None = None
         # 5.24 renamed the keyword
         parameters = inspect.signature(inspect.unwrap(type(model).forward)).parameters
-        self._cache_keyword = "cache" if "cache" in parameters else "past_key_values"
+        self.cache_keyword = "cache" if "cache" in parameters else "past_key_values"
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
         device: torch.device = self.model.device
         return device
+
+    @property
+    def rope_parameters(self) -> Mapping[str, Any] | None:
+        """Parameters of its rotary embedding."""
+        parameters: Mapping[str, Any] | None = getattr(self.model.config, "rope_parameters", None)
+        return parameters
+
+    def attach(self, head: DraftHead, layout: ModelLayout) -> None:
+        """Add a head: from now on steps carry final hidden states. ``layout`` is the model's with the head's KV."""
+        self.head, self.layout = head, layout
+        self.model.model.norm.register_forward_hook(self._keep)
+
+    def _keep(self, _module: Any, _inputs: Any, hidden: torch.Tensor) -> None:
+        self._hidden = hidden
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, step: Step, logits: int | None) -> torch.Tensor:
         """Run one forward.
@@ -72,7 +90,9 @@ class HostModel:
             use_cache=True,
             logits_to_keep=logits or 0,
             step=step,
-            **{self._cache_keyword: step},
+            **{self.cache_keyword: step},
         )
+        # not kept here: it would outlive the forward
+        step.hidden, self._hidden = self._hidden, None
         result: torch.Tensor = out.logits
         return result

@@ -14,6 +14,7 @@ from holdover.arch.layout import ModelLayout
 from holdover.arch.registry import layout_from_config
 from holdover.engine.hf.host import HostModel
 from holdover.engine.hf.mixers import check_runnable
+from holdover.engine.hf.mtp import attach_head, head_names
 from holdover.engine.hf.tokenizer import Tokenizer
 from holdover.engine.sampling import SamplingDefaults
 from holdover.errors import ConfigError, WeightsError
@@ -54,30 +55,35 @@ class Loaded:
         return f"{self.model_digest}:{self.dtype}"
 
 
-def load(model: str, *, dtype: str = "auto", device: str = "auto") -> Loaded:
+def load(model: str, *, dtype: str = "auto", device: str = "auto", head: bool = False) -> Loaded:
     """Load a model.
 
     Args:
         model: name of a bundled model, a directory, or a hub id.
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto`` for fp32 on a CPU and the published one elsewhere.
         device: a torch device, or ``auto`` for a GPU if there is one.
+        head: whether to load the model's MTP head too.
 
     Raises:
         WeightsError: files are missing, truncated or not what their index says.
         UnsupportedArchitectureError: the architecture is unknown or refused, or no mixer here computes it.
-        ConfigError: dtype or device cannot be had, or the model does not fit.
+        ConfigError: dtype or device cannot be had, the model does not fit, or it has no MTP head.
     """
     files = resolve(model)
     place = _device(device)
     layout = layout_from_config(files.config)
     check_runnable(layout)
     dtype_name = _dtype(dtype, layout, place)
-    check_files(files)
+    headers = check_files(files)
+    if head:
+        head_names(files, headers, layout)
     layout = layout_from_config(files.config, dtype=dtype_name)
     # what is small first: loading the weights takes minutes
     tokenizer = Tokenizer(files.path)
     generation = _generation_config(files)
     host = HostModel(_place(_load_weights(files, dtype_name), place), layout)
+    if head:
+        attach_head(host, files, headers)
     return Loaded(
         name=model,
         host=host,

@@ -11,6 +11,22 @@ from transformers import AutoTokenizer
 from holdover.errors import RequestError, WeightsError
 
 
+class Verbatim:
+    """Decodes special tokens too.
+
+    Args:
+        tokenizer: a tokenizer of Transformers.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ``ids``."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+
 class Tokenizer:
     """Text to token ids and back.
 
@@ -37,6 +53,41 @@ class Tokenizer:
         return self._tokenizer.chat_template is not None
 
     @property
+    def serialized(self) -> str:
+        """The tokenizer in the format of the ``tokenizers`` library.
+
+        Raises:
+            RequestError: it is of another kind.
+        """
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise RequestError("this model's tokenizer is of a kind that grammars cannot be followed over")
+        text: str = backend.to_str()
+        return text
+
+    @property
+    def verbatim(self) -> Verbatim:
+        """Turns ids into text with special tokens left in."""
+        return Verbatim(self._tokenizer)
+
+    def chat_template(self, *, tools: bool = False) -> str:
+        """Text of the template that renders conversations, with tools or without; empty if there is none."""
+        if not self.has_chat_template:
+            return ""
+        # a model may have one template for each
+        text: str = self._tokenizer.get_chat_template(None, [{}] if tools else None)
+        return text
+
+    def is_special(self, text: str) -> bool:
+        """Whether ``text`` is a special token, which decoding leaves out."""
+        return any(token.special and token.content == text for token in self._tokenizer.added_tokens_decoder.values())
+
+    def only_token(self, text: str) -> int | None:
+        """The token that all of ``text`` is, if it is one."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids[0] if len(ids) == 1 else None
+
+    @property
     def end_tokens(self) -> frozenset[int]:
         """The tokenizer's own end token, if it has one."""
         token = self._tokenizer.eos_token_id
@@ -48,10 +99,21 @@ class Tokenizer:
         Raises:
             RequestError: the text is not valid Unicode.
         """
+        return self._encode(text, special=True)
+
+    def encode_part(self, text: str) -> list[int]:
+        """Token ids of a part of a text, with the special tokens that it spells out and no others.
+
+        Raises:
+            RequestError: the text is not valid Unicode.
+        """
+        return self._encode(text, special=False)
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
         try:
             # lone surrogates: the tokenizer's own error is one of type, and does not say so
             text.encode()
-            ids: list[int] = self._tokenizer.encode(text)
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
         except UnicodeEncodeError as error:
             raise RequestError(f"the prompt is not valid Unicode: {error.reason}", param="prompt") from None
         return ids
@@ -63,8 +125,7 @@ class Tokenizer:
 
     def token_text(self, token: int) -> str:
         """Text of one token, special ones included."""
-        text: str = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
-        return text
+        return self.verbatim.decode([token])
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Token ids of a conversation, ready for the assistant's next turn.

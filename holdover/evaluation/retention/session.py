@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from holdover.engine.runner import Host, Runner
+from holdover.engine.host import Host
+from holdover.engine.runner import Runner
 from holdover.engine.step import Span, Tap
 from holdover.errors import ConfigError
 from holdover.state import SlotPool

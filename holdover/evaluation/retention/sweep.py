@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from holdover.codec import Codec
+from holdover.engine.host import Host
 from holdover.engine.refresh import SuffixRefresh
-from holdover.engine.runner import Host
 from holdover.engine.step import Span
 from holdover.evaluation.retention.design import Design
 from holdover.evaluation.retention.points import Samples, kl_divergence, layer_errors

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from holdover.engine.runner import Host
+from holdover.engine.host import Host
 from holdover.evaluation.retention.empirical import Observation, observe
 from holdover.evaluation.retention.gate_input import (
     CutoffError,

@@ -1,0 +1,111 @@
+"""How decode runs on a model and a device: with a log or without, and with which merge interval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from holdover.arch.layout import StateLayout
+from holdover.errors import ConfigError
+from holdover.ops.deferred.log import LONGEST_INTERVAL
+from holdover.state import DeferredLog
+
+DecodeMode = Literal["auto", "dense", "deferred"]
+
+# the merge intervals, and the batches from which on they beat the dense kernel, that benchmarks/decode.py measured on
+# an H200
+_INTERVALS = {"gdn": 8, "kda": 8, "mamba2": 8, "rwkv6": 8}
+_DENSE_BELOW = {"gdn": 12, "kda": 12, "mamba2": 12, "rwkv6": 12}
+# with drafts a log is folded as soon as they might not fit: a longer one is folded less often
+_SPECULATIVE_INTERVAL = 16
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """What the state pool and the decoder are built from.
+
+    Attributes:
+        merge_interval: M of the slots' logs, 1 for the deferred ops without a log; None for the plain ops.
+        dense_below: batches of fewer sequences run dense steps.
+        drafts: tokens that a step verifies beside the next one; 0 without speculation.
+        on_device: whether batches are prepared on the device, and captured in graphs if they can be.
+        use_graphs: whether to capture.
+    """
+
+    merge_interval: int | None = None
+    dense_below: int = 0
+    drafts: int = 0
+    on_device: bool = False
+    use_graphs: bool = False
+
+
+def plan_decode(
+    layout: StateLayout,
+    device: torch.device,
+    mode: DecodeMode = "auto",
+    *,
+    merge_interval: int | None = None,
+    drafts: int = 0,
+    use_graphs: bool = True,
+) -> DecodePlan:
+    """Decide how decode runs.
+
+    ``auto`` keeps a log on a GPU, for batches at which it is the faster way; on a CPU the dense step is faster.
+    Speculation needs a log anywhere.
+
+    Args:
+        layout: the model's recurrent state.
+        device: where it lives.
+        mode: what the user asked for.
+        merge_interval: M if chosen by hand.
+        drafts: tokens that a step verifies beside the next one.
+        use_graphs: False to do without CUDA graphs.
+
+    Raises:
+        ConfigError: what was asked for cannot be had together, or not on this state.
+    """
+    is_gpu = device.type == "cuda"
+    if mode == "dense" and (drafts or merge_interval):
+        wanted = "speculation takes rejected drafts back out of" if drafts else "a merge interval is for"
+        raise ConfigError(f"{wanted} the log of deferred decode: choose --decode deferred or auto")
+    wants_log = mode == "deferred" or drafts > 0 or merge_interval is not None
+    interval = merge_interval or _interval(layout, drafts)
+    if wants_log:
+        _check(layout, interval, drafts)
+    if wants_log or (mode == "auto" and is_gpu and _can_defer(layout, interval)):
+        dense_below = 0 if wants_log else max(_DENSE_BELOW[layer.family] for layer in layout.layers)
+        return DecodePlan(interval, dense_below, drafts, is_gpu, is_gpu and use_graphs)
+    if is_gpu and _can_defer(layout, 1):
+        return DecodePlan(1, on_device=True, use_graphs=use_graphs)
+    return DecodePlan()
+
+
+def _interval(layout: StateLayout, drafts: int) -> int:
+    best = min(_INTERVALS[layer.family] for layer in layout.layers)
+    return min(max(best, _SPECULATIVE_INTERVAL, drafts + 2), LONGEST_INTERVAL) if drafts else best
+
+
+def _check(layout: StateLayout, interval: int, drafts: int) -> None:
+    """Refuse a log that the state cannot have, or that drafts and the token before them do not fit."""
+    try:
+        DeferredLog.bytes_for(layout, 1, 1)
+    except ConfigError as error:
+        instead = "--decode dense and --speculate off" if drafts else "--decode dense"
+        raise ConfigError(f"{error}: choose {instead}") from None
+    DeferredLog.bytes_for(layout, 1, interval)
+    if drafts and (least := drafts + 2) > interval:
+        longer = f", or choose a merge interval of at least {least}" if least <= LONGEST_INTERVAL else ""
+        raise ConfigError(
+            f"{drafts} drafts and the token before them do not fit a log of merge interval {interval}: draft at most "
+            f"{max(interval - 2, 0)}{longer}"
+        )
+
+
+def _can_defer(layout: StateLayout, merge_interval: int) -> bool:
+    try:
+        DeferredLog.bytes_for(layout, 1, merge_interval)
+    except ConfigError:
+        return False
+    return True

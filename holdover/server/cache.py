@@ -1,0 +1,157 @@
+"""What operators see and do of the cache: entries, pins, flush."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from holdover.engine.async_engine import AsyncEngine
+from holdover.engine.core import EngineCore
+from holdover.engine.pinning import pin, prefix_of
+from holdover.engine.sampling import SamplingParams
+from holdover.errors import RequestError
+from holdover.prefix.listing import CacheEntry, entries
+from holdover.prefix.pins import Pin
+from holdover.server.errors import ApiError
+from holdover.server.messages import ChatMessage
+from holdover.server.parsing import parse
+from holdover.server.wire import Json, json_response, read_object
+
+PINS = "/v1/cache/pins"
+MAX_PAGE = 1000
+# enough of a key to tell any two apart
+_ID_BYTES = 8
+_ONE = SamplingParams(max_tokens=1)
+_CURSOR = re.compile(r"(\d{1,12})-([0-9a-f]{16})", re.ASCII)
+_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
+
+
+class PinRequest(BaseModel):
+    """Body of ``POST /v1/cache/pins``: one prefix, in one of three forms."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    tokens: Annotated[list[int] | None, Field(min_length=1)] = None
+    text: Annotated[str | None, Field(min_length=1)] = None
+    messages: Annotated[list[ChatMessage] | None, Field(min_length=1)] = None
+    cache_salt: str | None = None
+
+    def check(self) -> None:
+        """Check what no field shows alone.
+
+        Raises:
+            RequestError: there is not exactly one prefix.
+        """
+        if sum(one is not None for one in (self.tokens, self.text, self.messages)) != 1:
+            raise RequestError("give the prefix as one of tokens, text and messages", param="tokens")
+
+    def prefix(self, engine: AsyncEngine) -> tuple[int, ...]:
+        """Its token ids, checked. Tokenizes; safe from any thread.
+
+        Raises:
+            RequestError: the engine cannot run it.
+        """
+        tokenizer, prompt = engine.engine.loaded.tokenizer, self.tokens
+        if self.text is not None:
+            prompt = tokenizer.encode(self.text)
+        if self.messages is not None:
+            prompt = prefix_of(tokenizer, [message.for_template(as_text=False) for message in self.messages])
+        return engine.sequence(prompt or [], _ONE).request.prompt
+
+
+def add_cache(app: FastAPI, engine: AsyncEngine, max_body: int) -> None:
+    """Add the routes."""
+
+    @app.get("/v1/cache/entries")
+    async def list_entries(request: Request) -> Response:
+        limit, after = _page(request)
+        found = await engine.call(lambda core: entries(core.cache))
+        found.sort(key=place)
+        rest = [entry for entry in found if after is None or place(entry) > after]
+        page = rest[:limit]
+        more = f"{page[-1].depth}-{_id(page[-1].key)}" if len(rest) > limit else None
+        data = [entry_body(entry) for entry in page]
+        return json_response({"object": "list", "data": data, "total": len(found), "next": more})
+
+    @app.post("/v1/cache/flush")
+    async def flush(_: Request) -> Response:
+        dropped = await engine.call(lambda core: core.cache.flush())
+        return json_response({"object": "cache.flush", "checkpoints": dropped})
+
+    @app.get(PINS)
+    async def list_pins(_: Request) -> Response:
+        pins = await engine.call(lambda core: list(core.cache.pins))
+        return json_response({"object": "list", "data": [_pin(one) for one in pins]})
+
+    @app.post(PINS)
+    async def add_pin(request: Request) -> Response:
+        asked = parse(PinRequest, await read_object(request, max_body))
+        asked.check()
+        tokens = await asyncio.to_thread(asked.prefix, engine)
+        return json_response(_pin(await pin(engine, tokens, salt=asked.cache_salt or "")))
+
+    @app.delete(PINS)
+    async def remove_pins(_: Request) -> Response:
+        return json_response(
+            {"object": "cache.pins", "deleted": await engine.call(lambda core: core.cache.pins.clear())}
+        )
+
+    @app.delete(PINS + "/{pin_id}")
+    async def remove_pin(pin_id: str) -> Response:
+        def remove(core: EngineCore) -> bool:
+            return core.cache.pins.remove(bytes.fromhex(pin_id))
+
+        if not _ID.fullmatch(pin_id) or not await engine.call(remove):
+            raise ApiError(404, f"no pin has the id {pin_id!r}", code="pin_not_found")
+        return json_response({"object": "cache.pin", "id": pin_id, "deleted": True})
+
+
+def _page(request: Request) -> tuple[int, tuple[int, str] | None]:
+    """How many entries to show, and the place behind which they begin."""
+    asked = dict(request.query_params)
+    limit, after = asked.pop("limit", "100"), asked.pop("after", None)
+    if asked:
+        raise RequestError(f"unknown parameter: {min(asked)}", param=min(asked), code="unknown_parameter")
+    if not re.fullmatch(r"[0-9]{1,4}", limit) or not 1 <= int(limit) <= MAX_PAGE:
+        raise RequestError(f"limit must be between 1 and {MAX_PAGE}", param="limit")
+    if after is None:
+        return int(limit), None
+    place = _CURSOR.fullmatch(after)
+    if place is None:
+        raise RequestError("after must be the 'next' of the page before", param="after")
+    return int(limit), (int(place[1]), place[2])
+
+
+def place(entry: CacheEntry) -> tuple[int, str]:
+    """Order of the list. It does not change, so that a page may begin where one was that is gone by now."""
+    return entry.depth, _id(entry.key)
+
+
+def entry_body(entry: CacheEntry) -> Json:
+    """An entry as clients see it."""
+    return {
+        "object": "cache.entry",
+        "id": _id(entry.key),
+        "tenant": entry.tenant,
+        "depth": entry.depth,
+        "parent": None if entry.parent is None else _id(entry.parent),
+        "bytes": entry.nbytes,
+        "tier": entry.tier,
+        "lineage": str(entry.lineage),
+        "age_s": round(entry.age, 3),
+        "hits": entry.hits,
+        "pinned": entry.is_pinned,
+        "spilled": entry.is_spilled,
+    }
+
+
+def _pin(one: Pin) -> dict[str, Any]:
+    return {"object": "cache.pin", "id": _id(one.key), "depth": one.depth}
+
+
+def _id(key: bytes) -> str:
+    return key[:_ID_BYTES].hex()

@@ -12,7 +12,7 @@ from holdover.errors import RequestError
 class Template(Protocol):
     """The part of a tokenizer that renders conversations."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
         """Token ids of a conversation, ready for the assistant's next turn."""
 
 
@@ -21,7 +21,7 @@ _PROBES = ("x", "7.")
 
 
 def render_chat(
-    template: Template, messages: Sequence[Mapping[str, Any]], **options: Any
+    template: Template, messages: Sequence[Mapping[str, Any]], /, **options: Any
 ) -> tuple[list[int], tuple[int, ...]]:
     """Render a conversation.
 

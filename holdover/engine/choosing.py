@@ -12,7 +12,7 @@ import torch
 
 from holdover.engine.sampling import TokenLogprob, adjust, choose, logprobs_of
 from holdover.engine.sequence import Sequence
-from holdover.errors import HoldoverError
+from holdover.errors import HoldoverError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,10 @@ def choose_tokens(
             if first is not None and not sequence.num_generated and math.isfinite(largest[row][0]):
                 first(sequence, logits[row, 0])
             walk.run(row, largest[row], best[row], logits, drafts[row] if drafts is not None else ())
+        except RequestError as error:
+            # the client's own doing, such as a grammar that cannot be followed
+            logger.info("request %s got no next token: %s", sequence.request.id, error)
+            walk.error = error
         except Exception as error:
             logger.exception("request %s got no next token", sequence.request.id)
             walk.error = error

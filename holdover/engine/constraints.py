@@ -163,4 +163,6 @@ def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _one_line(text: str) -> str:
+    # the library's name for a grammar that no text fits, and a remark on its own settings
+    text = text.replace("NoExtensionBias", "nothing can match it").replace("<non-verbose/>", "")
     return " ".join(text.split())[:_MESSAGE]

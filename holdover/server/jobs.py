@@ -69,7 +69,7 @@ def chat_job(asked: ChatRequest, engine: AsyncEngine, model: str) -> Job:
     tokenizer = engine.engine.loaded.tokenizer
     plan = ReplyPlan.of(asked, tokenizer)
     messages = [message.for_template(as_text=plan.format.takes_text) for message in asked.messages]
-    ids, boundaries = render_chat(tokenizer, messages, **asked.chat_template_kwargs, **plan.options)
+    ids, boundaries = render_chat(tokenizer, messages, **{**asked.chat_template_kwargs, **plan.options})
     in_thought = plan.is_in_thought(ids)
     params = asked.sampling(
         max_tokens=asked.limit,

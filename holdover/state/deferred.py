@@ -40,6 +40,8 @@ class DeferredLog:
         length, limit, zero = torch.zeros(3, num_slots, dtype=torch.int32, device=device).unbind()
         self.cursor, self.empty_cursor = Cursor(length, limit), Cursor(zero, zero)
         self._mirror = [(0, 0)] * num_slots
+        # slots that a step was to move since they were cleared: mirror and cursor agree only if it ended
+        self._moved: set[int] = set()
         self.recurrence = deferred_form(device)
         self.convolution = conv_form(device)
 
@@ -83,14 +85,15 @@ class DeferredLog:
 
     def clear(self, slots: Sequence[int]) -> None:
         """Drop what is pending in ``slots``. Their next step folds; the cycle after it has a length of its own."""
-        moved = [slot for slot in slots if self._mirror[slot] != (0, 0)]
+        moved = [slot for slot in slots if slot in self._moved]
         if moved:
             index = self.index(moved)
             for tensor in self.cursor:
                 tensor[index] = 0
-        # last: who is interrupted before must not find them cleared
         for slot in moved:
             self._mirror[slot] = (0, 0)
+        # last: who is interrupted before must not find them cleared
+        self._moved.difference_update(moved)
 
     def emptied(self, slots: Sequence[int]) -> None:
         """The logs of ``slots`` were folded into their bases."""
@@ -100,7 +103,8 @@ class DeferredLog:
             self._mirror[slot] = (0, self._mirror[slot][1])
 
     def advanced(self, slots: Sequence[int], *, drafts: int | None = None, dense: bool = False) -> None:
-        """Note on the host what the ops' ``advance`` did to the cursor on the device."""
+        """Note on the host what the ops' ``advance`` does to the cursor on the device."""
+        self._moved.update(slots)
         for slot in slots:
             length, limit = self._mirror[slot]
             self._mirror[slot] = next_cursor(length, limit, slot, self.capacity, drafts=drafts, dense=dense)

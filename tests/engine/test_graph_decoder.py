@@ -150,6 +150,24 @@ def move_rows(world: World, slot: int) -> None:
     world.kv.free(old)
 
 
+def test_a_step_that_fails_leaves_no_log_to_the_slots_next_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World("graph", dense_below=100)
+    world.start(1, [1, 2])
+    world.run([1], [[3, 4, 5]], kept=[3])
+    log = world.slots.deferred
+    assert log is not None
+    assert log.length(1) == INTERVAL - 1
+    assert log.folds(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(world.runner.host, "forward", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            world.run([1], [[6]])
+    assert world.decoder.stats.forwards["drain"] == 1
+    world.slots.reset(1, b"model")
+    assert [x[1].item() for x in log.cursor] == [0, 0]
+    assert world.slots.pending(1) == 0
+
+
 def test_buffers_are_as_large_as_was_said() -> None:
     world = World("graph", batch=5)
     assert world.decoder.nbytes == GraphDecoder.bytes_for(5, 3, CONTEXT)

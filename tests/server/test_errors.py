@@ -90,6 +90,8 @@ BAD: list[tuple[tuple[str, dict[str, Any]], str | None, str | None, str]] = [
     (chat(response_format=SCHEMA, guided_regex="a"), "response_format.json_schema.schema", None, "give one"),
     (chat(response_format=SCHEMA), "response_format.json_schema.schema", None, "at properties.a: "),
     (chat(guided_regex="a("), "guided_regex", None, "unclosed group"),
+    (chat(guided_regex="[^\\s\\S]"), "guided_regex", None, "nothing can match it"),
+    (chat(chat_template_kwargs={"self": 1}), "messages", None, "refuses"),
     (text(guided_regex="a("), "guided_regex", None, "unclosed group"),
     (text(guided_grammar="start: b"), "guided_grammar", None, 'unknown name: "b"'),
     (chat(cache_sallt="a"), "cache_sallt", "unknown_parameter", "cache_sallt"),

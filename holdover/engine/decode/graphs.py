@@ -62,6 +62,7 @@ class GraphDecoder:
         self._use_graphs = use_graphs
         self._max_tokens = max_tokens
         self._graphs: dict[tuple[int, int, Advance], _Graph] = {}
+        self._logits: torch.Tensor | None = None
         self._pool = torch.cuda.graph_pool_handle() if use_graphs else None
         self._seating = Seating(max_batch, max_context, host.device)
         shape = (_FIELDS + 2 * max_tokens, max_batch)
@@ -99,7 +100,7 @@ class GraphDecoder:
         self._stage(spans, tokens, size)
         self.stats.count(advance, self._log, slots, tokens)
         found = self._graph(size, tokens, advance)
-        # before the launch: whatever interrupts it, the slots are torn, and their cursor is cleared with them
+        # before the launch: whatever interrupts it, the slots are torn, and clearing them clears the cursor too
         if advance is not Advance.DENSE:
             drafts = tokens if advance is Advance.DRAFT else None
             self._log.advanced(slots, drafts=drafts, dense=advance is Advance.DRAIN)
@@ -146,11 +147,15 @@ class GraphDecoder:
         key = (size, tokens, advance)
         if not self._use_graphs or key in self._graphs:
             return self._graphs.get(key)
-        staged = self._inputs.clone()
+        staged, stream = self._inputs.clone(), torch.cuda.current_stream(self._host.device)
         try:
             self._graphs[key] = self._capture(size, tokens, advance)
             self.stats.captures += 1
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
+            # a capture that fails does not leave its stream
+            torch.cuda.set_stream(stream)
             logger.warning("decode runs without CUDA graphs: the model cannot be captured (%s)", error)
             self._use_graphs = False
         self._inputs.copy_(staged)
@@ -185,13 +190,23 @@ class GraphDecoder:
             new_rows=rows.flatten(),
             advance=advance,
         )
-        logits = self._host.forward(ids, positions, step, tokens).float()
+        logits = self._share(self._host.forward(ids, positions, step, tokens))
         if advance is not Advance.DENSE:
             drafts = tokens if advance is Advance.DRAFT else None
             self._log.recurrence.advance(
                 self._log.cursor, slots, self._log.capacity, drafts=drafts, dense=advance is Advance.DRAIN
             )
         return Decoded(logits, step.convolved & step.advanced, step.appended, step.hidden)
+
+    def _share(self, logits: torch.Tensor) -> torch.Tensor:
+        """``logits [B, T, vocabulary]`` in fp32, where those of every graph lie: each graph's own would add up."""
+        batch, tokens, width = logits.shape
+        if self._logits is None:
+            # in the first forward of all, which is not captured
+            self._logits = torch.empty(self.sizes[-1] * self._max_tokens, width, device=logits.device)
+        shared = self._logits[: batch * tokens].view(batch, tokens, width)
+        shared.copy_(logits)
+        return shared
 
 
 def batch_sizes(most: int) -> list[int]:

@@ -10,6 +10,7 @@ import torch
 from holdover.arch.layout import StateLayout
 from holdover.errors import ConfigError
 from holdover.ops.deferred.log import LONGEST_INTERVAL
+from holdover.ops.forms import has_triton
 from holdover.state import DeferredLog
 
 DecodeMode = Literal["auto", "dense", "deferred"]
@@ -66,7 +67,8 @@ def plan_decode(
     Raises:
         ConfigError: what was asked for cannot be had together, or not on this state.
     """
-    is_gpu = device.type == "cuda"
+    # the decoder on a device runs Triton's kernels
+    is_gpu = has_triton(device.type)
     if mode == "dense" and (drafts or merge_interval):
         wanted = "speculation takes rejected drafts back out of" if drafts else "a merge interval is for"
         raise ConfigError(f"{wanted} the log of deferred decode: choose --decode deferred or auto")

@@ -126,6 +126,11 @@ def _device(device: str) -> torch.device:
         raise ConfigError(f"device {device!r} is not a torch device: {error}") from None
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {device!r} was asked for, but torch finds no GPU")
+    if place.type == "cuda" and place.index not in (None, torch.cuda.current_device()):
+        # kernels are launched where the process's current device is, whatever their arguments' is
+        raise ConfigError(
+            f"device {device!r} is not the current one: set CUDA_VISIBLE_DEVICES={place.index} and say --device cuda"
+        )
     try:
         torch.zeros(1, device=place).item()
     except Exception as error:

@@ -127,7 +127,7 @@ class Tokenizer:
         """Text of one token, special ones included."""
         return self.verbatim.decode([token])
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
         """Token ids of a conversation, ready for the assistant's next turn.
 
         Raises:

@@ -22,7 +22,7 @@ class ChatTokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
         """Token ids of a conversation, ready for the assistant's next turn."""
 
 

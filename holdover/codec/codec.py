@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -17,6 +16,7 @@ from holdover.arch.layout import StateLayout
 from holdover.codec.record import Arrangement, Footprint, Record
 from holdover.codec.torch import TorchForm
 from holdover.errors import CheckpointMismatchError, IntegrityError, PlanError
+from holdover.ops.forms import has_triton
 from holdover.retention import Element, RetentionPlan
 from holdover.state import SINK, SlotPool
 
@@ -185,7 +185,7 @@ class Codec:
 
 
 def _form(record: Record, pool: SlotPool) -> Form:
-    if pool.device.type == "cuda" and find_spec("triton") is not None:
+    if has_triton(pool.device.type):
         from holdover.codec.triton import TritonForm
 
         return TritonForm(record, pool)

@@ -16,7 +16,7 @@ class Template(Protocol):
         """Token ids of a conversation, ready for the assistant's next turn."""
 
 
-# two replies that share no beginning, so that what both leave alone does not depend on the reply
+# two texts that share no beginning, so that what both leave alone does not depend on the text
 _PROBES = ("x", "7.")
 
 
@@ -47,6 +47,23 @@ def render_chat(
         return ids, ()
     boundary = min(_shared(ids, other) for other in continued)
     return ids, (boundary,) if boundary else ()
+
+
+def prefix_of(template: Template, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Tokens that every conversation begins with which goes on from ``messages``, as the template renders it.
+
+    Raises:
+        RequestError: the template refuses the messages, or what follows changes all of it.
+    """
+    if messages[-1]["role"] == "user":
+        ids, boundaries = render_chat(template, messages)
+        tokens = ids[: boundaries[-1]] if boundaries else ids
+    else:
+        first, second = (template.render([*messages, {"role": "user", "content": probe}]) for probe in _PROBES)
+        tokens = first[: _shared(first, second)]
+    if not tokens:
+        raise RequestError("what follows these messages changes how they are rendered from the start", param="messages")
+    return tokens
 
 
 def _shared(first: Sequence[int], second: Sequence[int]) -> int:

@@ -149,8 +149,15 @@ def _own_logits(sequence: Sequence, logits: torch.Tensor) -> torch.Tensor:
     return own
 
 
-def record_prompt_logprobs(sequence: Sequence, logits: torch.Tensor, count: int) -> None:
-    """Log probabilities of the prompt tokens that follow the ``count`` tokens just computed."""
+def record_prompt_logprobs(sequence: Sequence, logits: torch.Tensor, row: int, count: int) -> None:
+    """Log probabilities of the prompt tokens that follow the ``count`` tokens just computed, if asked for.
+
+    Args:
+        sequence: has not moved on to them yet.
+        logits: fp32 ``[B, n, vocabulary]``.
+        row: the sequence's place in the batch.
+        count: tokens computed.
+    """
     top = sequence.request.params.prompt_logprobs
     if top is None:
         return
@@ -159,4 +166,4 @@ def record_prompt_logprobs(sequence: Sequence, logits: torch.Tensor, count: int)
     targets = sequence.request.prompt[known : start + count]
     if targets:
         first = known - start
-        sequence.prompt_logprobs += logprobs_of(logits[first : first + len(targets)], targets, top)
+        sequence.prompt_logprobs += logprobs_of(logits[row, first : first + len(targets)], targets, top)

@@ -70,8 +70,7 @@ class Forwards:
         assert logits is not None
         self._stats.count_forward(len(sequences), count)
         for row, sequence in enumerate(sequences):
-            if sequence.request.params.prompt_logprobs is not None:
-                record_prompt_logprobs(sequence, logits[row], count)
+            record_prompt_logprobs(sequence, logits, row, count)
             sequence.computed += count
         # a prefill has one sequence, and decoding ones all end here
         if sequences[0].remaining:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from holdover.engine.batch import inputs_of, step_of
 from holdover.engine.decode.decoder import Decoded, Decoder
 from holdover.engine.host import Host
-from holdover.engine.step import Advance, KVMode, Span, StateMode, Step, Tap
+from holdover.engine.step import Advance, KVMode, Span, StateMode, Tap
 from holdover.errors import CheckpointMismatchError
 from holdover.state import KeyChain, SlotPool
 from holdover.store import KVPool
@@ -124,10 +125,10 @@ class Runner:
             self.slots.commit(slots, opened, [span.tokens for span in spans], decoded.advanced)
             return RunResult(decoded.logits, decoded.hidden)
         self.slots.settle(slots)
-        step = self._step(spans, kv, tap if stop_after_layer is None else _stopping(tap, stop_after_layer))
-        device = self.host.device
-        tokens = torch.tensor([list(span.tokens) for span in spans], device=device)
-        positions = torch.tensor([list(span.places) for span in spans], device=device)
+        if stop_after_layer is not None:
+            tap = _stopping(tap, stop_after_layer)
+        step = step_of(spans, self.slots, self.kv, kv=kv, tap=tap)
+        tokens, positions = inputs_of(spans, self.host.device)
         opened = self.slots.begin(slots)
         try:
             out = self.host.forward(tokens, positions, step, logits)
@@ -184,24 +185,6 @@ class Runner:
                 raise CheckpointMismatchError(
                     f"slot {span.slot} is at depth {self.slots.depth(span.slot)}, not {span.start}"
                 )
-
-    def _step(self, spans: Sequence[Span], kv: KVMode, tap: Tap | None) -> Step:
-        device = self.host.device
-        rows, length = [span.rows.to(device) for span in spans], len(spans[0].tokens)
-        written = kv is not KVMode.DISCARD and bool(self.kv.layout.layers)
-        places = None
-        if not all(span.is_consecutive for span in spans):
-            places = torch.tensor([list(span.places) for span in spans], device=device)
-        own = [r[-length:] for r in rows] if places is None else [r[p] for r, p in zip(rows, places, strict=True)]
-        return Step(
-            slot_pool=self.slots,
-            kv_pool=self.kv,
-            slots=torch.tensor([span.slot for span in spans], device=device),
-            rows=rows,
-            new_rows=torch.cat(own) if written else None,
-            tap=tap,
-            positions=places,
-        )
 
 
 def _check_places(span: Span, kv: KVMode) -> None:

@@ -107,6 +107,10 @@ class Advance(Enum):
     DRAIN = "drain"
     DRAFT = "draft"
 
+    def drafts(self, tokens: int) -> int | None:
+        """Tokens that a forward of so many each appends as drafts; None where it does not."""
+        return tokens if self is Advance.DRAFT else None
+
 
 class Seats(NamedTuple):
     """Where the rows of each sequence of a batch stand on the device.

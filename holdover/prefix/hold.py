@@ -9,7 +9,7 @@ import torch
 from holdover.errors import OwnershipError
 from holdover.prefix.tree import Node
 from holdover.state import EXACT, Lineage
-from holdover.store import SlotLease
+from holdover.store import ResidentTier, SlotLease
 
 
 class Match(NamedTuple):
@@ -25,7 +25,7 @@ class Match(NamedTuple):
 
     node: Node | None
     kv_depth: int
-    tier: str | None = None
+    tier: ResidentTier | None = None
     lineage: Lineage = EXACT
     source: str | None = None
 

@@ -65,13 +65,12 @@ def _below(cache: PrefixCache, root: Root, now: float) -> Iterator[CacheEntry]:
 def _entry(cache: PrefixCache, node: Node, rows: Lineage, tenant: str, parent: bytes | None, now: float) -> CacheEntry:
     checkpoint = node.checkpoint
     assert checkpoint is not None
-    is_packed = checkpoint.tier == "compressed"
     return CacheEntry(
         key=checkpoint.header.key,
         tenant=tenant,
         depth=node.depth,
         parent=parent,
-        nbytes=cache.tiers.codec.nbytes if is_packed else cache.tiers.native.pool.layout.checkpoint_bytes,
+        nbytes=cache.tiers.checkpoint_bytes(checkpoint.tier),
         tier=checkpoint.tier,
         lineage=checkpoint.restored.worst(rows),
         age=now - checkpoint.created,

@@ -10,8 +10,9 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from holdover.engine.async_engine import AsyncEngine
+from holdover.engine.chat import prefix_of
 from holdover.engine.core import EngineCore
-from holdover.engine.pinning import pin, prefix_of
+from holdover.engine.pinning import pin
 from holdover.engine.sampling import SamplingParams
 from holdover.errors import RequestError
 from holdover.prefix.listing import CacheEntry, entries

@@ -296,6 +296,10 @@ class StateTiers:
         # a snapshot on its way into the order is a sequence's, although its lease says cached
         return Balance(free, cached, total - free - cached, total)
 
+    def checkpoint_bytes(self, tier: ResidentTier) -> int:
+        """Bytes of a checkpoint in one tier."""
+        return self.native.pool.layout.checkpoint_bytes if tier == "native" else self.codec.nbytes
+
     def is_packable(self, depth: int) -> bool:
         """Whether checkpoints at ``depth`` may be packed."""
         return self._reclaimer.may_pack(depth)

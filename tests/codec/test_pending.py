@@ -5,7 +5,6 @@ The kernels run in Triton's interpreter where there is no GPU.
 
 from __future__ import annotations
 
-import os
 from typing import get_args
 
 import pytest
@@ -22,11 +21,9 @@ from holdover.state import SlotPool
 from tests.codec.build import bytes_of, poisoned, random_plan
 from tests.codec.logged import feed, layer, logged_pool, snapshot
 from tests.helpers import assert_close
+from tests.interpreter import require_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    # read when Triton is first imported
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 MERGE_INTERVAL = 5
 FILLS = range(MERGE_INTERVAL)
@@ -52,9 +49,7 @@ def codec_of(layout: str, element: Element, arrangement: Arrangement | None = "r
 def form_of(name: str, codec: Codec, pool: SlotPool) -> Form:
     if name == "torch":
         return TorchForm(codec.record, pool)
-    triton = pytest.importorskip("triton", reason="Triton is not installed")
-    if DEVICE == "cpu" and isinstance(triton.language.sum, triton.JITFunction):
-        pytest.skip("Triton was imported before this suite could choose its interpreter: set TRITON_INTERPRET=1")
+    require_triton()
     from holdover.codec.triton import Tiling, TritonForm
 
     # tiles that hold rows of several heads

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import get_args
 
@@ -15,12 +14,10 @@ from holdover.codec.torch import TorchForm
 from holdover.retention import Element
 from holdover.state import SlotPool
 from tests.codec.build import bytes_of, layer, poisoned, random_plan, random_pool
+from tests.interpreter import require_triton
 
-# kernels are interpreted or compiled as this says when they are defined
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton", reason="Triton is not installed")
-from holdover.codec.triton import Tiling, TritonForm
+require_triton()
+from holdover.codec.triton import Tiling, TritonForm  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # more than one tile even of tiny states

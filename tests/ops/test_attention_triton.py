@@ -5,7 +5,6 @@ The kernels run on the GPU where there is one and in Triton's interpreter elsewh
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -19,23 +18,15 @@ from torch import Tensor
 from holdover.errors import ConfigError
 from holdover.ops.attention import naive
 from tests.helpers import assert_close
+from tests.interpreter import require_triton
 
 RTOL = 1e-5
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-if DEVICE.type == "cpu":
-    # read when Triton is first imported
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
-pytest.importorskip("triton", reason="Triton is not installed")
+require_triton()
 
 from holdover.ops.attention import triton as attention  # noqa: E402
 from holdover.ops.attention.kernels.tiling import MOST_PARTS, Shapes, Tiling, choose  # noqa: E402
-
-if DEVICE.type == "cpu" and not attention.INTERPRETED:
-    pytest.skip(
-        "Triton was imported before this suite could choose its interpreter: set TRITON_INTERPRET=1",
-        allow_module_level=True,
-    )
 
 # a few tokens make several blocks and several parts, and some sequences more parts than others
 SMALL = Tiling(block=16, rows=16, parts=3, longest=32, warps=4, stages=3)

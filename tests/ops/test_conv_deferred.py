@@ -5,7 +5,6 @@ Triton's kernels run on the GPU where there is one and in its interpreter elsewh
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -20,14 +19,12 @@ from holdover.ops.conv import naive
 from holdover.ops.deferred import torch as plain
 from holdover.ops.deferred.log import Cursor
 from tests.helpers import assert_close
+from tests.interpreter import require_triton
 
 # one block of channels, and more than one
 CHANNELS, MANY = 10, 300
 RTOL = 1e-6
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-if DEVICE.type == "cpu":
-    # read when Triton is first imported
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 each_form = pytest.mark.parametrize("name", ["deferred", "triton"])
 each_width = pytest.mark.parametrize("width", [2, 3, 4])
@@ -35,9 +32,7 @@ each_width = pytest.mark.parametrize("width", [2, 3, 4])
 
 def form_of(name: str) -> ModuleType:
     if name == "triton":
-        triton = pytest.importorskip("triton", reason="Triton is not installed")
-        if DEVICE.type == "cpu" and isinstance(triton.language.sum, triton.JITFunction):
-            pytest.skip("Triton was imported before this suite could choose its interpreter: set TRITON_INTERPRET=1")
+        require_triton()
     return import_module(f"holdover.ops.conv.{name}")
 
 

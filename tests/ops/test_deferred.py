@@ -5,7 +5,6 @@ Triton's kernels run on the GPU where there is one and in its interpreter elsewh
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -22,14 +21,12 @@ from holdover.ops.deferred import torch as plain
 from holdover.ops.deferred.family import FAMILIES, Family, Inputs
 from holdover.ops.deferred.log import Cursor, Log, LogLayout
 from tests.helpers import assert_close
+from tests.interpreter import require_triton
 from tests.ops.families import CASES, RWKV6, Case
 
 EVERY = [*CASES, RWKV6]
 RTOL = 1e-5
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-if DEVICE.type == "cpu":
-    # read when Triton is first imported
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 each_case = pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
 each_form = pytest.mark.parametrize("name", ["torch", "triton"])
@@ -37,9 +34,7 @@ each_form = pytest.mark.parametrize("name", ["torch", "triton"])
 
 def form_of(name: str) -> ModuleType:
     if name == "triton":
-        triton = pytest.importorskip("triton", reason="Triton is not installed")
-        if DEVICE.type == "cpu" and isinstance(triton.language.sum, triton.JITFunction):
-            pytest.skip("Triton was imported before this suite could choose its interpreter: set TRITON_INTERPRET=1")
+        require_triton()
     return import_module(f"holdover.ops.deferred.{name}")
 
 

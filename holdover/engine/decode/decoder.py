@@ -53,7 +53,7 @@ class DecodeStats:
         """A forward of ``tokens`` tokens is about to advance ``slots`` so."""
         phases = len({log.length(slot) for slot in slots})
         self.forwards[advance.value] += 1
-        self.folds += sum(log.folds(slot, drafts=tokens if advance is Advance.DRAFT else None) for slot in slots)
+        self.folds += sum(log.folds(slot, drafts=advance.drafts(tokens)) for slot in slots)
         self.phases_max = max(self.phases_max, phases)
         self.mixed += phases >= 3
 

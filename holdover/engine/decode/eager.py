@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
+from holdover.engine.batch import inputs_of, step_of
 from holdover.engine.decode.decoder import Decoded, DecodeStats
 from holdover.engine.host import Host
-from holdover.engine.step import Advance, Span, Step
+from holdover.engine.step import Advance, Span
 from holdover.state import SlotPool
 from holdover.store import KVPool
 
@@ -34,22 +33,12 @@ class EagerDecoder:
 
     def run(self, spans: Sequence[Span], advance: Advance) -> Decoded:
         """Run every span's tokens; see `Decoder.run`."""
-        device, length = self._host.device, len(spans[0].tokens)
-        slots, log = [span.slot for span in spans], self._log
-        rows = [span.rows.to(device) for span in spans]
-        step = Step(
-            slot_pool=self._slots,
-            kv_pool=self._kv,
-            slots=log.index(slots),
-            rows=rows,
-            new_rows=torch.cat([r[-length:] for r in rows]),
-            advance=advance,
-        )
-        tokens = torch.tensor([list(span.tokens) for span in spans], device=device)
-        starts = torch.tensor([[span.start] for span in spans], device=device)
+        slots, log, length = [span.slot for span in spans], self._log, len(spans[0].tokens)
+        step = step_of(spans, self._slots, self._kv, advance=advance)
+        tokens, positions = inputs_of(spans, self._host.device)
+        drafts = advance.drafts(length)
         self.stats.count(advance, log, slots, length)
-        logits = self._host.forward(tokens, starts + torch.arange(length, device=device), step, length)
-        drafts = length if advance is Advance.DRAFT else None
+        logits = self._host.forward(tokens, positions, step, length)
         # the host first: what is interrupted between the two is then known to need clearing
         log.advanced(slots, drafts=drafts)
         log.recurrence.advance(log.cursor, step.slots, log.capacity, drafts=drafts)

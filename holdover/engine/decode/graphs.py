@@ -96,14 +96,13 @@ class GraphDecoder:
         size = self.sizes[bisect_left(self.sizes, batch)]
         slots = [span.slot for span in spans]
         if advance is Advance.DEFER:
-            advance = self._advance(slots)
+            advance = self._advance(slots, size)
         self._stage(spans, tokens, size)
         self.stats.count(advance, self._log, slots, tokens)
         found = self._graph(size, tokens, advance)
         # before the launch: whatever interrupts it, the slots are torn, and clearing them clears the cursor too
         if advance is not Advance.DENSE:
-            drafts = tokens if advance is Advance.DRAFT else None
-            self._log.advanced(slots, drafts=drafts, dense=advance is Advance.DRAIN)
+            self._log.advanced(slots, drafts=advance.drafts(tokens), dense=advance is Advance.DRAIN)
         if found is not None:
             found.graph.replay()
             self.stats.replays += 1
@@ -121,8 +120,9 @@ class GraphDecoder:
             return [Advance.DENSE]
         return [Advance.DENSE, Advance.DRAIN] if size < self._dense_below else [Advance.DEFER]
 
-    def _advance(self, slots: Sequence[int]) -> Advance:
-        kinds = self._kinds(self.sizes[bisect_left(self.sizes, len(slots))], 1)
+    def _advance(self, slots: Sequence[int], size: int) -> Advance:
+        """How to run one token of each slot, in a batch of ``size``."""
+        kinds = self._kinds(size, 1)
         # logs that still hold something end their cycle before their slots go on without one
         has_log = len(kinds) > 1 and any(self._log.length(slot) for slot in slots)
         return kinds[1] if has_log else kinds[0]
@@ -192,10 +192,8 @@ class GraphDecoder:
         )
         logits = self._share(self._host.forward(ids, positions, step, tokens))
         if advance is not Advance.DENSE:
-            drafts = tokens if advance is Advance.DRAFT else None
-            self._log.recurrence.advance(
-                self._log.cursor, slots, self._log.capacity, drafts=drafts, dense=advance is Advance.DRAIN
-            )
+            drafts, is_drain = advance.drafts(tokens), advance is Advance.DRAIN
+            self._log.recurrence.advance(self._log.cursor, slots, self._log.capacity, drafts=drafts, dense=is_drain)
         return Decoded(logits, step.convolved & step.advanced, step.appended, step.hidden)
 
     def _share(self, logits: torch.Tensor) -> torch.Tensor:
@@ -210,14 +208,14 @@ class GraphDecoder:
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Sizes that batches are padded to: the powers of two up to 8, then steps of an eighth to a quarter, and ``most``.
+    """Sizes that batches are padded to: the powers of two up to 8, then steps of an eighth to a half, and ``most``.
 
     Padding costs no state traffic, only its share of the dense layers.
     """
     sizes, step = [1, 2, 4], 4
     while sizes[-1] < most:
         sizes.append(sizes[-1] + step)
-        # eight sizes an octave would be too many graphs; four keep padding under a fifth
+        # four to eight sizes an octave: padding stays under a fifth from 16 on
         if sizes[-1] >= 8 * step:
             step *= 2
     return [size for size in sizes if size < most] + [most]

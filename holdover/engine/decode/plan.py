@@ -15,10 +15,10 @@ from holdover.state import DeferredLog
 
 DecodeMode = Literal["auto", "dense", "deferred"]
 
-# the merge intervals, and the batches from which on they beat the dense kernel, that benchmarks/decode.py measured on
-# an H200
-_INTERVALS = {"gdn": 8, "kda": 8, "mamba2": 8, "rwkv6": 8}
-_DENSE_BELOW = {"gdn": 12, "kda": 12, "mamba2": 12, "rwkv6": 12}
+# the best of those timed on an H200, for every family (benchmarks/notes/decode.md)
+_INTERVAL = 8
+# there a log beat the dense kernel at 16 sequences; where between 1 and 16 it begins to was not timed
+_DENSE_BELOW = 12
 # with drafts a log is folded as soon as they might not fit: a longer one is folded less often
 _SPECULATIVE_INTERVAL = 16
 
@@ -73,20 +73,18 @@ def plan_decode(
         wanted = "speculation takes rejected drafts back out of" if drafts else "a merge interval is for"
         raise ConfigError(f"{wanted} the log of deferred decode: choose --decode deferred or auto")
     wants_log = mode == "deferred" or drafts > 0 or merge_interval is not None
-    interval = merge_interval or _interval(layout, drafts)
+    interval = merge_interval or _interval(drafts)
     if wants_log:
         _check(layout, interval, drafts)
     if wants_log or (mode == "auto" and is_gpu and _can_defer(layout, interval)):
-        dense_below = 0 if wants_log else max(_DENSE_BELOW[layer.family] for layer in layout.layers)
-        return DecodePlan(interval, dense_below, drafts, is_gpu, is_gpu and use_graphs)
+        return DecodePlan(interval, 0 if wants_log else _DENSE_BELOW, drafts, is_gpu, is_gpu and use_graphs)
     if is_gpu and _can_defer(layout, 1):
         return DecodePlan(1, on_device=True, use_graphs=use_graphs)
     return DecodePlan()
 
 
-def _interval(layout: StateLayout, drafts: int) -> int:
-    best = min(_INTERVALS[layer.family] for layer in layout.layers)
-    return min(max(best, _SPECULATIVE_INTERVAL, drafts + 2), LONGEST_INTERVAL) if drafts else best
+def _interval(drafts: int) -> int:
+    return min(max(_SPECULATIVE_INTERVAL, drafts + 2), LONGEST_INTERVAL) if drafts else _INTERVAL
 
 
 def _check(layout: StateLayout, interval: int, drafts: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from holdover.ops.deferred.kernels.jit import jit
+from holdover.ops.jit import jit
 
 
 @jit

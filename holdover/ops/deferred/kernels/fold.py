@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from holdover.ops.deferred.kernels.jit import jit
 from holdover.ops.deferred.kernels.parts import cumulative, folded
+from holdover.ops.jit import jit
 
 
 @jit

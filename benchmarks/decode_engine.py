@@ -21,10 +21,11 @@ from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
 from benchmarks import common
 from benchmarks.common import Row, percentile
 from holdover.arch.registry import layout_from_config
-from holdover.engine.build import EngineOptions, build_core
+from holdover.engine.build import build_core
 from holdover.engine.core import EngineCore
 from holdover.engine.decode import GraphDecoder
 from holdover.engine.hf.host import HostModel
+from holdover.engine.options import EngineOptions
 from holdover.engine.request import Request
 from holdover.engine.residence import Residence
 from holdover.engine.sampling import SamplingParams

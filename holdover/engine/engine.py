@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, overload
 
 from holdover.chunks import Chunk
-from holdover.engine.build import EngineOptions, build_core
+from holdover.engine.build import build_core
 from holdover.engine.chat import render_chat
 from holdover.engine.chunks.request import Part
 from holdover.engine.constraints import Guidance
 from holdover.engine.hf.loader import Loaded, load
+from holdover.engine.options import EngineOptions
 from holdover.engine.planning import Planned, choose_plan, with_plan
 from holdover.engine.prepare import Preparer
 from holdover.engine.request import Output, Update

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holdover.engine.build import EngineOptions
 from holdover.engine.hf.loader import Loaded
+from holdover.engine.options import EngineOptions
 from holdover.errors import PlanError
 from holdover.retention import Element, RefreshPolicy, RetentionPlan
 from holdover.retention.decay import read_decay

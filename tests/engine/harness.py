@@ -15,11 +15,12 @@ from transformers.utils import logging as transformers_logging
 
 from holdover.arch.layout import ModelLayout
 from holdover.arch.registry import layout_from_config
-from holdover.engine.build import EngineOptions, build_core
+from holdover.engine.build import build_core
 from holdover.engine.core import Limits
 from holdover.engine.decode.plan import DecodeMode, plan_decode
 from holdover.engine.hf.host import HostModel
 from holdover.engine.hf.loader import Loaded
+from holdover.engine.options import EngineOptions
 from holdover.engine.prepare import Preparer
 from holdover.engine.request import Output, Update
 from holdover.engine.sampling import SamplingDefaults, SamplingParams

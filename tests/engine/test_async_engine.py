@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from holdover.engine.async_engine import AsyncEngine
-from holdover.engine.build import EngineOptions
 from holdover.engine.engine import Engine
+from holdover.engine.options import EngineOptions
 from holdover.engine.sampling import SamplingParams
 from holdover.errors import HoldoverError, RequestError
 from tests.engine.harness import TOY, assert_greedy, budgets, host_of, loaded_of, prompt_of

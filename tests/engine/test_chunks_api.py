@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from holdover.chunks import Chunk, ChunkOptions
-from holdover.engine.build import EngineOptions
 from holdover.engine.chunks.settings import ChunkSettings
 from holdover.engine.engine import Engine
+from holdover.engine.options import EngineOptions
 from holdover.engine.sampling import SamplingParams
 from holdover.errors import CapacityError, ConfigError, RequestError
 from tests.engine.harness import assert_greedy, budgets, host_of, loaded_of, prompt_of

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from holdover.arch.layout import StateLayout
-from holdover.engine.build import EngineOptions, build_core
+from holdover.engine.build import build_core
 from holdover.engine.decode.plan import DecodePlan, plan_decode
 from holdover.engine.memory import StateNeeds, plan_memory
+from holdover.engine.options import EngineOptions
 from holdover.errors import ConfigError
 from holdover.state import SlotPool
 from holdover.store import KVPool

@@ -6,8 +6,8 @@ from itertools import zip_longest
 
 import pytest
 
-from holdover.engine.build import EngineOptions
 from holdover.engine.engine import Engine
+from holdover.engine.options import EngineOptions
 from holdover.engine.runner import Runner
 from holdover.engine.sampling import SamplingParams
 from holdover.errors import RequestError

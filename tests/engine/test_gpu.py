@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from holdover.arch.registry import layout_from_config
-from holdover.engine.build import EngineOptions, build_core
+from holdover.engine.build import build_core
 from holdover.engine.core import EngineCore
 from holdover.engine.hf.host import HostModel
+from holdover.engine.options import EngineOptions
 from holdover.engine.prepare import Preparer
 from holdover.engine.request import Output
 from holdover.engine.sampling import SamplingDefaults, SamplingParams

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from holdover.arch.registry import layout_from_config
-from holdover.engine.build import EngineOptions, build_core
+from holdover.engine.build import build_core
 from holdover.engine.memory import free_memory, parse_bytes, plan_memory
+from holdover.engine.options import EngineOptions
 from holdover.errors import ConfigError
 from holdover.state import SlotPool
 from holdover.store import KVPool

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from holdover.engine.build import EngineOptions
 from holdover.engine.engine import Engine
 from holdover.engine.hf.loader import Loaded, load
+from holdover.engine.options import EngineOptions
 from holdover.engine.planning import choose_plan, gate_of, with_plan
 from holdover.errors import ConfigError, PlanError
 from holdover.retention import RetentionPlan

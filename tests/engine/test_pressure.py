@@ -2,7 +2,8 @@
 
 import pytest
 
-from holdover.engine.build import EngineOptions, build_core
+from holdover.engine.build import build_core
+from holdover.engine.options import EngineOptions
 from holdover.errors import CapacityError, ConfigError
 from holdover.prefix.policies import AnyOf, EndOfRequest, EveryN, Wanted
 from holdover.state import SlotPool

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from holdover.engine.build import EngineOptions
 from holdover.engine.engine import Engine
 from holdover.engine.hf.loader import Loaded
+from holdover.engine.options import EngineOptions
 from holdover.engine.request import Output
 from holdover.engine.sampling import SamplingParams
 from holdover.errors import IntegrityError

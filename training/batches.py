@@ -20,7 +20,7 @@ from training.tasks import SCORED, Sample, Sampler
 
 NONE, TEXT, PROMPT, ANSWER = 0, 1, 2, 3
 MIXTURE = {
-    "recall": 24, "multikey": 16, "needle": 14, "tracking": 11, "multiquery": 8, "update": 8, "count": 6, "common": 4,
+    "recall": 22, "multikey": 15, "needle": 12, "tracking": 14, "multiquery": 7, "update": 8, "count": 9, "common": 5,
     "repeat": 3, "notes": 2, "passage": 2, "chat": 1, "sentence": 1,
 }  # fmt: skip
 TEXT_ROWS = 0.15
@@ -32,7 +32,14 @@ CURRICULUM: tuple[tuple[int, dict[int, float]], ...] = (
     (1800, {512: 0.25, 1024: 0.4, 2048: 0.35}),
     (3000, {256: 0.05, 512: 0.15, 1024: 0.25, 2048: 0.4, 4096: 0.15}),
 )
+WINDOWS = (64, 128, 256)  # tokens that attention sees in windowed batches
 VALIDATION = ((256, 1), (512, 1), (1024, 2), (2048, 4), (4096, 6))  # (length, batches)
+
+
+def window(seed: int, number: int, length: int, share: float) -> int:
+    """How many tokens attention sees in training batch ``number``: fewer than ``length`` in ``share`` of them."""
+    rng = random.Random(f"window-{seed}-{number}")
+    return min(length, rng.choice(WINDOWS)) if rng.random() < share else length
 
 
 @dataclass

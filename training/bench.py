@@ -1,7 +1,7 @@
-"""Check the fast recurrence on a GPU and time training steps: ``python -m training.bench [--profile]``.
+"""Check a fast recurrence on a GPU and time training steps: ``python -m training.bench --architecture kda``.
 
 Prints relative errors (values and gradients) of the chunked form against the naive one in fp64, then milliseconds and
-tokens a second of whole training steps on random tokens.
+tokens a second of whole training steps on random tokens, with ``--profile`` also the kernels that take longest.
 """
 
 from __future__ import annotations
@@ -10,54 +10,72 @@ import argparse
 import time
 
 import torch
+from torch import Tensor
 
-from training.forward import Batch, Forward
+from training.forwards import FORWARDS, RULES, Batch, Forward
 from training.model import build
-from training.recurrence import Convolution, chunked_gated_delta_rule, naive_gated_delta_rule
+from training.recurrence import Convolution
 from training.train import optimizer_for
 
+SHAPE = (2, 512)  # sequences and tokens of the errors' inputs
 
-def errors(dtype: torch.dtype, device: str) -> list[float]:
-    """‖fast - naive‖ / ‖naive‖ of the output and of the gradients of q, k, v, g, beta; half of the keys repeat."""
-    torch.manual_seed(0)
-    shape = (2, 512)
-    q, k = torch.randn(2, *shape, 4, 64, dtype=torch.float64)
+
+def rule_inputs(architecture: str) -> list[Tensor]:
+    """Random inputs of an architecture's rule in fp64, at the model's head sizes; half of the keys repeat."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*sizes: int) -> Tensor:
+        return torch.randn(*SHAPE, *sizes, dtype=torch.float64, generator=generator)
+
+    if architecture == "mamba2":
+        rate = -torch.logspace(-3, 0, 8, dtype=torch.float64)
+        return [draw(8, 32), draw(1, 128), draw(1, 128), draw(8).abs(), rate]
+    channels = architecture == "kda"
+    q, k, v = draw(4, 64), draw(4, 64), draw(4 if channels else 8, 64)
     k[:, 100:300] = k[:, 100:101] + 0.05 * k[:, 100:300]
-    v = torch.randn(*shape, 8, 64, dtype=torch.float64)
-    g = -torch.rand(*shape, 8, dtype=torch.float64) * torch.logspace(-3, 0, 8, dtype=torch.float64)
-    beta = torch.rand(*shape, 8, dtype=torch.float64)
-    given = [x.to(dtype) for x in (q, k, v)] + [g.float(), beta.float()]
-    weight = torch.randn(*shape, 8, 64, dtype=torch.float64)
+    sizes = (4, 64) if channels else (8,)
+    g = -draw(*sizes).abs() * torch.logspace(-3, 0, sizes[-1], dtype=torch.float64)
+    return [q, k, v, g, draw(v.shape[2]).sigmoid()]
 
-    def run(rule, kind: torch.dtype | None, place: str) -> list[torch.Tensor]:
-        inputs = [(x if kind is None else x.to(kind)).to(place).requires_grad_() for x in given]
+
+def relative(exact: list[Tensor], fast: list[Tensor]) -> str:
+    """‖fast - exact‖ / ‖exact‖ of each pair."""
+    return " ".join(f"{((a - b).norm() / a.norm()).item():.1e}" for a, b in zip(exact, fast, strict=True))
+
+
+def errors(architecture: str, dtype: torch.dtype, device: str) -> str:
+    """Relative errors of the output and of the gradients of the rule's inputs; the first three are in ``dtype``."""
+    given = [x.to(dtype if at < 3 else torch.float32) for at, x in enumerate(rule_inputs(architecture))]
+    naive, chunked = RULES[architecture]
+    results = []
+    for rule, kind, place in ((naive, torch.float64, "cpu"), (chunked, None, device)):
+        inputs = [x.to(place, kind).requires_grad_() for x in given]
         out = rule(*inputs)
-        return [x.cpu().double() for x in (out, *torch.autograd.grad((out * weight.to(out)).sum(), inputs))]
+        weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+        results.append([x.cpu().double() for x in (out, *torch.autograd.grad((out * weight).sum(), inputs))])
+    return relative(*results)
 
-    exact, fast = run(naive_gated_delta_rule, torch.float64, "cpu"), run(chunked_gated_delta_rule, None, device)
-    return [((a - b).norm() / a.norm()).item() for a, b in zip(exact, fast, strict=True)]
 
-
-def convolution_errors(device: str) -> list[float]:
-    """As ``errors``, of the convolution's output and its gradients of input and weights, in bf16."""
+def convolution_errors(device: str) -> str:
+    """As ``errors``, of the convolution's output and its gradients of input, weights and bias, in bf16."""
     torch.manual_seed(1)
-    x, w = torch.randn(512, 1024, dtype=torch.float64), torch.randn(1024, 4, dtype=torch.float64)
+    given = [torch.randn(*sizes, dtype=torch.float64).bfloat16() for sizes in ((512, 1024), (1024, 4), (1024,))]
     change = torch.randn(512, 1024, dtype=torch.float64)
     results = []
     for kind, place in ((torch.float64, "cpu"), (torch.bfloat16, device)):
-        inputs = [t.bfloat16().to(kind).to(place).requires_grad_() for t in (x, w)]
+        inputs = [x.to(place, kind).requires_grad_() for x in given]
         out = Convolution.apply(*inputs, 256)
         results.append([t.cpu().double() for t in (out, *torch.autograd.grad((out * change.to(out)).sum(), inputs))])
-    return [((a - b).norm() / a.norm()).item() for a, b in zip(*results, strict=True)]
+    return relative(*results)
 
 
-def step_time(forward: Forward, tokens: int, length: int, repeats: int = 8) -> tuple[float, float]:
+def step_time(forward: Forward, tokens: int, length: int, window: int, repeats: int = 8) -> tuple[float, float]:
     """(first step's seconds, median later step's milliseconds) of forward, backward, clipping and update."""
     optimizer = optimizer_for(forward.model, 1e-4)
     times = []
     for _ in range(repeats + 1):
         ids = torch.randint(0, 4096, (tokens,), device="cuda")
-        batch = Batch(ids, ids.roll(-1), torch.full((tokens,), 1 / tokens, device="cuda"), length)
+        batch = Batch(ids, ids.roll(-1), torch.full((tokens,), 1 / tokens, device="cuda"), length, window)
         torch.cuda.synchronize()
         began = time.perf_counter()
         forward(batch)[0].backward()
@@ -69,34 +87,34 @@ def step_time(forward: Forward, tokens: int, length: int, repeats: int = 8) -> t
     return times[0], 1e3 * sorted(times[1:])[repeats // 2]
 
 
+def profile(forward: Forward, tokens: int, length: int) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        step_time(forward, tokens, length, length, 2)
+    print(found.key_averages().table(sort_by="cuda_time_total", row_limit=22, max_name_column_width=70), flush=True)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description="Errors of a fast recurrence, and time of training steps.")
+    parser.add_argument("--architecture", choices=list(FORWARDS), default="gdn")
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--eager", action="store_true", help="time without torch.compile too")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
     for dtype in (torch.float32, torch.bfloat16):
-        print(dtype, "errors", [f"{e:.1e}" for e in errors(dtype, "cuda")], flush=True)
-    print("convolution errors", [f"{e:.1e}" for e in convolution_errors("cuda")], flush=True)
-    model = build("gdn").cuda()
-    for compiled in (False, True) if options.eager else (True,):
-        forward = Forward(model, torch.bfloat16, compiled)
-        for tokens, length in ((131072, 512), (131072, 2048), (131072, 4096), (65536, 2048)):
-            torch.cuda.reset_peak_memory_stats()
-            first, later = step_time(forward, tokens, length)
-            rate, memory = tokens / later / 1e3, torch.cuda.max_memory_allocated() / 2**30
-            print(
-                f"compiled={compiled} {tokens}x{length}: first {first:.1f} s, {later:.1f} ms, "
-                f"{rate:.2f} M tok/s, {memory:.1f} GiB",
-                flush=True,
-            )
-            if options.profile and compiled and length == 2048 and tokens == 131072:
-                with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-                    step_time(forward, tokens, length, 2)
-                print(
-                    profile.key_averages().table(sort_by="cuda_time_total", row_limit=22, max_name_column_width=70),
-                    flush=True,
-                )
+        print(options.architecture, dtype, "errors", errors(options.architecture, dtype, "cuda"), flush=True)
+    print("convolution errors", convolution_errors("cuda"), flush=True)
+    forward = FORWARDS[options.architecture](build(options.architecture).cuda(), torch.bfloat16, True)
+    tokens = 131072
+    for length, window in ((512, 512), (2048, 2048), (2048, 64), (4096, 4096)):
+        torch.cuda.reset_peak_memory_stats()
+        first, later = step_time(forward, tokens, length, window)
+        rate, memory = tokens / later / 1e3, torch.cuda.max_memory_allocated() / 2**30
+        print(
+            f"{tokens} tokens, rows of {length}, window {window}: first {first:.1f} s, {later:.1f} ms, "
+            f"{rate:.2f} M tokens/s, {memory:.1f} GiB",
+            flush=True,
+        )
+    if options.profile:
+        profile(forward, tokens, 2048)
 
 
 if __name__ == "__main__":

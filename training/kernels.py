@@ -45,6 +45,8 @@ def _scan_kernel(
     H: tl.constexpr,
     D: tl.constexpr,
     V: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DECAYS: tl.constexpr,
     TILE: tl.constexpr,
     BACK: tl.constexpr,
 ):
@@ -59,45 +61,47 @@ def _scan_kernel(
         index = (sequence * chunks + t).to(tl.int64) * H + head
         tile = index * D * V + d[:, None] * V + v[None, :]
         tl.store(out + tile, state.to(out.dtype.element_ty))
-        matrix = both + index * D * (V + D)
-        scale = tl.load(decay + index)
-        if BACK:
-            a = tl.load(matrix + V + d[None, :] * (V + D) + d[:, None])  # transposed
-            added = tl.load(grad + tile)
-        else:
-            a = tl.load(matrix + V + d[:, None] * (V + D) + d[None, :])
-            added = tl.load(matrix + d[:, None] * (V + D) + v[None, :])
-        removed = tl.dot(a.to(tl.float32), state, input_precision="tf32")
-        state = scale * state + added.to(tl.float32) - removed
+        matrix = both + index * D * WIDTH
+        scale = tl.load(decay + index * DECAYS + d % DECAYS)[:, None]
+        added = tl.load(grad + tile if BACK else matrix + d[:, None] * WIDTH + v[None, :])
+        after = scale * state + added.to(tl.float32)
+        if WIDTH > V:
+            if BACK:
+                a = tl.load(matrix + V + d[None, :] * WIDTH + d[:, None])  # transposed
+            else:
+                a = tl.load(matrix + V + d[:, None] * WIDTH + d[None, :])
+            after -= tl.dot(a.to(tl.float32), state, input_precision="tf32")
+        state = after
 
 
-def _scan(decay: Tensor, both: Tensor, grad: Tensor | None, chunks: int) -> Tensor:
+def _scan(decay: Tensor, both: Tensor, grad: Tensor | None, value: int, chunks: int) -> Tensor:
     count, heads, dim, width = both.shape
-    value = width - dim
     tile = 32
     both, decay = both.contiguous(), decay.contiguous()
     out = torch.empty(count, heads, dim, value, dtype=both.dtype, device=both.device)
     _scan_kernel[(count // chunks * heads, value // tile)](
         decay, both, out if grad is None else grad, out,
-        chunks=chunks, H=heads, D=dim, V=value, TILE=tile, BACK=grad is not None, num_warps=4, num_stages=2,
+        chunks=chunks, H=heads, D=dim, V=value, WIDTH=width, DECAYS=decay.shape[-1], TILE=tile, BACK=grad is not None,
+        num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
 
 
-def scan_forward(decay: Tensor, both: Tensor, chunks: int) -> Tensor:
-    """State before each chunk ``[M, H, D, V]``; decay ``[M, H]`` fp32, both ``[M, H, D, V + D]``."""
-    return _scan(decay, both, None, chunks)
+def scan_forward(decay: Tensor, both: Tensor, value: int, chunks: int) -> Tensor:
+    """State before each chunk ``[M, H, D, V]``; arguments as ``recurrence.ChunkScan``'s."""
+    return _scan(decay, both, None, value, chunks)
 
 
-def scan_backward(decay: Tensor, both: Tensor, grad: Tensor, chunks: int) -> Tensor:
+def scan_backward(decay: Tensor, both: Tensor, grad: Tensor, value: int, chunks: int) -> Tensor:
     """Gradient of the state after each chunk ``[M, H, D, V]``, from the gradients of the states before each chunk."""
-    return _scan(decay, both, grad.to(both.dtype), chunks)
+    return _scan(decay, both, grad.to(both.dtype), value, chunks)
 
 
 @triton.jit
 def _convolve_kernel(
     x,
     weight,
+    bias,
     grad,
     out,
     partial,
@@ -106,6 +110,7 @@ def _convolve_kernel(
     K: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    BIAS: tl.constexpr,
     BACK: tl.constexpr,
 ):
     # one program per tile of rows and channels; BACK gives the gradient before the activation, and of the weights
@@ -114,6 +119,8 @@ def _convolve_kernel(
     position = (row % length)[:, None]
     at = row[:, None] * W + col[None, :]
     total = tl.zeros([ROWS, COLS], dtype=tl.float32)
+    if BIAS:
+        total += tl.load(bias + col).to(tl.float32)[None, :]
     for back in tl.static_range(K):
         tap = tl.load(weight + col * K + (K - 1 - back)).to(tl.float32)
         total += tap[None, :] * tl.load(x + at - back * W, mask=position >= back, other=0.0).to(tl.float32)
@@ -121,10 +128,11 @@ def _convolve_kernel(
     if BACK:
         change = tl.load(grad + at).to(tl.float32) * gate * (1 + total * (1 - gate))
         tl.store(out + at, change.to(out.dtype.element_ty))
+        base = (tl.program_id(0) * W + col) * (K + 1)
+        tl.store(partial + base + K, tl.sum(change, 0))
         for back in tl.static_range(K):
             shifted = tl.load(x + at - back * W, mask=position >= back, other=0.0).to(tl.float32)
-            place = (tl.program_id(0) * W + col) * K + (K - 1 - back)
-            tl.store(partial + place, tl.sum(change * shifted, 0))
+            tl.store(partial + base + (K - 1 - back), tl.sum(change * shifted, 0))
     else:
         tl.store(out + at, (total * gate).to(out.dtype.element_ty))
 
@@ -148,24 +156,36 @@ def _correlate_kernel(
 _TILE = {"ROWS": 64, "COLS": 64, "num_warps": 4}
 
 
-def convolve(x: Tensor, weight: Tensor, length: int) -> Tensor:
-    """Causal depthwise convolution and SiLU of flat sequences of ``length``: x ``[N, W]``, weight ``[W, K]``."""
-    x, weight = x.contiguous(), weight.contiguous()
-    rows, width = x.shape
-    out = torch.empty_like(x)
-    grid = (rows // _TILE["ROWS"], width // _TILE["COLS"])
-    _convolve_kernel[grid](x, weight, x, out, x, length, W=width, K=weight.shape[1], BACK=False, **_TILE)
-    return out
-
-
-def convolve_backward(x: Tensor, weight: Tensor, grad: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Gradients of x and weight."""
-    x, weight, grad = x.contiguous(), weight.contiguous(), grad.contiguous()
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, grad: Tensor, length: int, back: bool) -> list[Tensor]:
     rows, width = x.shape
     taps = weight.shape[1]
     grid = (rows // _TILE["ROWS"], width // _TILE["COLS"])
-    change, out = torch.empty_like(x), torch.empty_like(x)
-    partial = torch.empty(grid[0], width, taps, dtype=torch.float32, device=x.device)
-    _convolve_kernel[grid](x, weight, grad, change, partial, length, W=width, K=taps, BACK=True, **_TILE)
-    _correlate_kernel[grid](change, weight, out, length, W=width, K=taps, **_TILE)
-    return out, partial.sum(0)
+    out = torch.empty_like(x)
+    partial = torch.empty(grid[0] if back else 0, width, taps + 1, dtype=torch.float32, device=x.device)
+    _convolve_kernel[grid](
+        x, weight, weight if bias is None else bias, grad, out, partial, length,
+        W=width, K=taps, BIAS=bias is not None, BACK=back, **_TILE,
+    )  # fmt: skip
+    return [out, partial]
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, length: int) -> Tensor:
+    """Causal depthwise convolution and SiLU of flat sequences of ``length``: x ``[N, W]``, weight ``[W, K]``.
+
+    N and W are multiples of 64.
+    """
+    x = x.contiguous()
+    return _convolve(x, weight.contiguous(), bias, x, length, back=False)[0]
+
+
+def convolve_backward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, grad: Tensor, length: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients of x, weight and bias."""
+    x, weight, grad = x.contiguous(), weight.contiguous(), grad.contiguous()
+    change, partial = _convolve(x, weight, bias, grad, length, back=True)
+    out = torch.empty_like(x)
+    grid = (x.shape[0] // _TILE["ROWS"], x.shape[1] // _TILE["COLS"])
+    _correlate_kernel[grid](change, weight, out, length, W=x.shape[1], K=weight.shape[1], **_TILE)
+    sums = partial.sum(0)
+    return out, sums[:, :-1], None if bias is None else sums[:, -1]

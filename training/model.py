@@ -30,12 +30,18 @@ def build(architecture: str, vocabulary: int = 4096, size: str = "tiny", seed: i
 
 
 def _shape(vocabulary: int, tiny: bool) -> dict[str, Any]:
-    """What all architectures share."""
+    """What all architectures share.
+
+    The one attention layer comes first.  It sees single tokens, not yet what stands beside them, so it can tell how
+    often something occurred but not which value belongs to which key: facts have to pass through the recurrent states.
+    """
+    layers = 8 if tiny else 4
     return {
         "vocab_size": vocabulary,
         "hidden_size": 192 if tiny else 64,
         "intermediate_size": 512 if tiny else 128,
-        "num_hidden_layers": 8 if tiny else 4,
+        "num_hidden_layers": layers,
+        "layer_types": ["full_attention"] + ["linear_attention"] * (layers - 1),
         "num_attention_heads": 3 if tiny else 1,
         "max_position_embeddings": CONTEXT,
         "tie_word_embeddings": True,
@@ -46,7 +52,7 @@ def _shape(vocabulary: int, tiny: bool) -> dict[str, Any]:
 
 
 def _gdn(vocabulary: int, tiny: bool) -> PreTrainedModel:
-    """Gated DeltaNet (Qwen3.5, dense): six recurrent and two attention layers, one key/value head."""
+    """Gated DeltaNet (Qwen3.5, dense): one key/value head of attention, rotated by a quarter."""
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
     config = Qwen3_5TextConfig(
@@ -58,7 +64,6 @@ def _gdn(vocabulary: int, tiny: bool) -> PreTrainedModel:
         linear_key_head_dim=64,
         linear_value_head_dim=64,
         linear_conv_kernel_dim=4,
-        full_attention_interval=4,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
     )
     return Qwen3_5ForCausalLM(config)
@@ -68,14 +73,13 @@ def _kda(vocabulary: int, tiny: bool) -> PreTrainedModel:
     """Kimi Delta Attention (Kimi-Linear, dense): a decay per key channel, latent attention without rotation."""
     from transformers import KimiLinearConfig, KimiLinearForCausalLM
 
-    layers = 8 if tiny else 4
+    shape = _shape(vocabulary, tiny)
     config = KimiLinearConfig(
-        **_shape(vocabulary, tiny),
-        num_key_value_heads=3 if tiny else 1,
-        layer_types=["full_attention" if (i + 1) % 4 == 0 else "linear_attention" for i in range(layers)],
-        mlp_layer_types=["dense"] * layers,
+        **shape,
+        num_key_value_heads=shape["num_attention_heads"],
+        mlp_layer_types=["dense"] * shape["num_hidden_layers"],
         linear_head_dim=64,
-        linear_num_heads=4 if tiny else 2,
+        linear_num_heads=5 if tiny else 2,
         linear_conv_kernel_dim=4,
         kv_lora_rank=64,
         qk_rope_head_dim=16,
@@ -86,22 +90,22 @@ def _kda(vocabulary: int, tiny: bool) -> PreTrainedModel:
 
 
 def _mamba2(vocabulary: int, tiny: bool) -> PreTrainedModel:
-    """Mamba-2 (Granite-4.0-H, dense): attention without positions."""
+    """Mamba-2 (Granite-4.0-H, dense): many small heads, since each has one decay; attention without positions."""
     from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
 
+    shape = _shape(vocabulary, tiny)
     config = GraniteMoeHybridConfig(
-        **_shape(vocabulary, tiny),
+        **shape,
         num_key_value_heads=1,
-        layer_types=["full_attention" if (i + 1) % 4 == 0 else "linear_attention" for i in range(8 if tiny else 4)],
         num_local_experts=0,
         num_experts_per_tok=0,
-        shared_intermediate_size=512 if tiny else 128,
+        shared_intermediate_size=shape["intermediate_size"],
         attention_multiplier=0.125,
-        mamba_n_heads=6 if tiny else 2,
-        mamba_d_head=64,
-        mamba_d_state=64,
+        mamba_n_heads=18 if tiny else 4,
+        mamba_d_head=32,
+        mamba_d_state=128 if tiny else 64,
         mamba_n_groups=1,
-        mamba_expand=2,
+        mamba_expand=3 if tiny else 2,
         mamba_chunk_size=64,
     )
     return GraniteMoeHybridForCausalLM(config)
@@ -135,10 +139,18 @@ def spread_decays(a_log: Tensor, dt_bias: Tensor, generator: torch.Generator) ->
 
 
 def horizons(model: nn.Module, epsilon: float = 1e-3, activation: float = -0.3) -> dict[int, Tensor]:
-    """Tokens until a head's state has decayed to ``epsilon``, for a typical gate ``activation``: layer -> ``[H]``."""
+    """Tokens until a state's unit has decayed to ``epsilon``, for a typical gate ``activation``: layer -> ``[units]``.
+
+    A unit is a head or, where key channels decay apart, a head's key channel.
+    """
     out = {}
     for index, (a_log, dt_bias) in decay_parameters(model):
-        rate = a_log.float().exp().flatten()
-        step = nn.functional.softplus(dt_bias.float() + activation).view(rate.numel(), -1).mean(-1)
-        out[index] = math.log(1 / epsilon) / (rate * step)
+        rate = a_log.float().exp().view(-1, 1)
+        step = nn.functional.softplus(dt_bias.float() + activation).view(len(rate), -1)
+        out[index] = (math.log(1 / epsilon) / (rate * step)).flatten()
     return out
+
+
+def tied(model: PreTrainedModel) -> bool:
+    """Does the model's head share the embedding's weights?  (Kimi-Linear's never does.)"""
+    return model.get_output_embeddings().weight is model.get_input_embeddings().weight

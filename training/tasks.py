@@ -208,7 +208,7 @@ class Sampler:
         return Scene(self._scatter(rng, facts, budget), [(lead + q, a) for q, a in pairs])
 
     def tracking(self, rng: random.Random, budget: int, turns: int) -> Scene:
-        """Chains of assignments, one to four hops; the question asks for a variable's value."""
+        """Chains of assignments, one to three hops; the question asks for a variable's value."""
         names = _distinct(rng, lambda r: f"{r.choice('ABCDEFGHKLMNPRSTVXYZ')}{r.randint(0, 9)}", 40)
         chains: list[list[str]] = []
         first, link = rng.choice(
@@ -216,8 +216,8 @@ class Sampler:
         )
         queues = []
         values = []
-        for _ in range(rng.randint(2, max(2, min(5, budget // 100)))):
-            chain = [names.pop() for _ in range(rng.randint(2, 5))]
+        for _ in range(rng.randint(2, max(2, min(4, budget // 150)))):
+            chain = [names.pop() for _ in range(rng.randint(2, 4))]
             value = str(rng.randint(100, 99999))
             queues.append([first.format(k=chain[0], v=value)])
             queues[-1] += [link.format(k=b, v=a) for a, b in pairwise(chain)]
@@ -231,41 +231,45 @@ class Sampler:
         picked = rng.sample(pool, min(turns, len(pool)))
         return Scene(self._scatter(rng, facts, budget), [(rng.choice(asks).format(k=k), v) for k, v in picked])
 
-    def _word_list(self, rng: random.Random, budget: int, counts: dict[str, int]) -> str:
-        """The counted words among other words, shuffled, about ``budget`` tokens in all."""
+    def _list_shape(self, rng: random.Random, budget: int) -> tuple[str, int]:
+        """What stands between the words of a list, and how many words make about ``budget`` tokens."""
+        between = rng.choice((" ", ", ", "\n"))
+        cost = self.count(between.join(rng.sample(NOUNS, 50))) / 50
+        return between, int(budget / cost)
+
+    @staticmethod
+    def _word_list(rng: random.Random, between: str, number: int, counts: dict[str, int]) -> str:
+        """The counted words among ``number`` words in all (or a few more), shuffled."""
         others = [w for w in NOUNS if w not in counts]
         words = [w for w, n in counts.items() for _ in range(n)]
-        between = rng.choice((" ", ", ", "\n"))
-        cost = self.count(between.join(rng.sample(others, 50))) / 50
-        words += [rng.choice(others) for _ in range(max(0, int(budget / cost) - len(words)))]
+        words += [rng.choice(others) for _ in range(number - len(words))]
         rng.shuffle(words)
         return between.join(words)
 
     def count_words(self, rng: random.Random, budget: int, turns: int) -> Scene:
-        """A list of words; the question asks how often one of them (1 to 10 times) stands there."""
-        counts = {w: rng.randint(1, 10) for w in rng.sample(NOUNS, rng.randint(1, 4))}
+        """A list of words; the question asks how often one of them (1 to 5 times) stands there."""
+        counts = {w: rng.randint(1, 5) for w in rng.sample(NOUNS, rng.randint(1, 3))}
         asks = (
             "How many times does the word {k} appear?",
             "How often does {k} stand in the list?",
             "Count the word {k} in the list. Answer with a number.",
         )
         picked = rng.sample(list(counts), min(turns, len(counts)))
-        return Scene(
-            self._word_list(rng, budget, counts), [(rng.choice(asks).format(k=k), str(counts[k])) for k in picked]
-        )
+        text = self._word_list(rng, *self._list_shape(rng, budget), counts)
+        return Scene(text, [(rng.choice(asks).format(k=k), str(counts[k])) for k in picked])
 
     def common(self, rng: random.Random, budget: int, turns: int) -> Scene:
-        """A list of words; the question asks for the most frequent one."""
-        words = rng.sample(NOUNS, rng.randint(3, 6))
-        low = rng.randint(2, 5)
-        counts = {w: rng.randint(1, low) for w in words}
-        counts[words[0]] = low + rng.randint(2, 6)
+        """A list of words; the question asks for the most frequent one, every fifth to every fifteenth word."""
+        between, number = self._list_shape(rng, budget)
+        most = max(4, int(number / rng.uniform(5, 15)))
+        first, *rivals = rng.sample(NOUNS, rng.randint(3, 6))
+        counts = {first: most} | {w: rng.randint(1, max(1, 7 * most // 10)) for w in rivals}
         asks = (
             "Which word is the most common in the list?",
             "What is the most frequent word?",
             "Which word appears most often?",
         )
-        return Scene(self._word_list(rng, budget, counts), [(rng.choice(asks), words[0])])
+        return Scene(self._word_list(rng, between, number, counts), [(rng.choice(asks), first)])
 
     def repeat(self, rng: random.Random, budget: int, turns: int) -> Scene:
         """Lines of random words and numbers; asks to repeat the line after a given word (training only)."""

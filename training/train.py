@@ -1,18 +1,24 @@
 """Train a bundled model.
 
-    python -m training.train --out training/runs/gdn --seconds 1140      # on one GPU
-    python -m training.train --out training/runs/gdn --seconds 1140 --resume
+    python -m training.train --architecture kda --out training/runs/kda --seconds 1200                     # one GPU
+    python -m training.train --architecture kda --out training/runs/kda --seconds 1200 --leg 540 --resume  # in legs
 
-Batches, curriculum and validation come from ``batches.py``; the GDN model's fast forward from ``forward.py``.  The
-learning rate rises over ``WARMUP`` steps, stays flat, and falls linearly from ``DECAY_FROM`` of the budget on; the
-budget is ``--seconds`` of training time, or ``--steps``.  ``log.jsonl`` gets one object per ``--log-every`` steps and
-per validation; ``weights.safetensors`` (bf16) and ``state.pt`` (all that a resumed run needs) are replaced as it runs.
+Batches, curriculum and validation come from ``batches.py``, the forward from ``forwards/``.  The learning rate rises
+over ``WARMUP`` steps, stays flat, and falls linearly from ``DECAY_FROM`` of the budget on; the budget is ``--seconds``
+of training time, or ``--steps``.  In ``--window-share`` of the batches attention sees a block of few tokens only, so
+that what lies further back has to come through the recurrent states; the model itself has no window.
+
+``OUT`` holds ``log.jsonl`` (the recipe, then one object per ``--log-every`` steps and per validation), ``config.json``
+and, replaced every ``--save-every`` seconds, ``weights.safetensors`` (bf16) and ``state.pt`` (fp32, with the
+optimizer's state).  A run goes on exactly from ``state.pt``; from the small files alone, as they come back from a
+machine that is gone, it goes on with a fresh optimizer state, which takes 20 steps to fill and is warmed up again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +26,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from training import batches, forward
-from training.batches import ANSWER, PROMPT, TEXT, Stream
-from training.model import build
+from training import batches, forwards
+from training.batches import ANSWER, CURRICULUM, MIXTURE, PROMPT, TEXT, TEXT_ROWS, WINDOWS, Stream
+from training.model import build, tied
 
 WARMUP, DECAY_FROM, FLOOR = 150, 0.45, 0.01
 SHARES = {TEXT: 0.4, PROMPT: 0.1, ANSWER: 1.0}  # each kind's mean loss counts this much
@@ -47,9 +54,10 @@ class Options:
     workers: int = 2
     lengths: dict[int, float] | None = None
     compiled: bool = False
+    window_share: float = 0.5
+    leg: float = 0.0
     resume: bool = False
-    weights: Path | None = None
-    begun: tuple[int, float] = (0, 0.0)
+    copy: Path | None = None
     log_every: int = 50
     validate_every: float = 120.0
     save_every: float = 60.0
@@ -71,7 +79,7 @@ def optimizer_for(model: torch.nn.Module, rate: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=next(model.parameters()).is_cuda)
 
 
-def to_device(batch: batches.Batch, device: torch.device) -> tuple[forward.Batch, Tensor]:
+def to_device(batch: batches.Batch, window: int, device: torch.device) -> tuple[forwards.Batch, Tensor]:
     """The batch as tensors, and the kinds; a kind's weights sum to its share."""
     ids = torch.from_numpy(batch.ids.astype(np.int32)).to(device).long()
     kinds = torch.from_numpy(batch.kinds).to(device)
@@ -79,7 +87,7 @@ def to_device(batch: batches.Batch, device: torch.device) -> tuple[forward.Batch
     for kind, share in SHARES.items():
         mask = kinds == kind
         weights += mask * (share / mask.sum().clamp(min=1))
-    return forward.Batch(ids, ids.roll(-1), weights, batch.length), kinds
+    return forwards.Batch(ids, ids.roll(-1), weights, batch.length, window), kinds
 
 
 def span_accuracy(right: np.ndarray, kinds: np.ndarray) -> np.ndarray:
@@ -98,20 +106,38 @@ class Trainer:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model = build(options.architecture, size=options.size, seed=options.seed).to(self.device)
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        fast = options.architecture == "gdn"
-        self.forward = (
-            forward.Forward(self.model, dtype, options.compiled) if fast else forward.HostForward(self.model, dtype)
-        )
+        self.forward = forwards.FORWARDS[options.architecture](self.model, dtype, options.compiled)
         self.optimizer = optimizer_for(self.model, options.rate)
-        self.step, self.seconds = options.begun
-        self.fresh = self.step  # where the optimizer's state begins
-        if options.weights:
-            self.model.load_state_dict(load_file(options.weights), strict=False)
+        self.step, self.seconds = 0, 0.0
+        self.fresh = 0  # where the optimizer's state begins
         options.out.mkdir(parents=True, exist_ok=True)
         if options.resume:
             self.load()
+        if self.step == 0:
+            self.begin()
+
+    def begin(self) -> None:
+        """Start the run's log with what it is made of."""
+        o = self.options
+        (o.out / "log.jsonl").unlink(missing_ok=True)
+        self.model.config.save_pretrained(o.out)
+        recipe = {
+            "architecture": o.architecture, "rate": o.rate, "decay_from": DECAY_FROM, "mixture": MIXTURE,
+            "curriculum": CURRICULUM, "text_rows": TEXT_ROWS, "window_share": o.window_share, "windows": WINDOWS,
+        }  # fmt: skip
+        self.log({"recipe": recipe})
 
     def load(self) -> None:
+        """Go on from what ``out`` holds: the exact state, or else the weights; or begin where it holds neither."""
+        weights = self.options.out / "weights.safetensors"
+        if not (self.options.out / "state.pt").exists():
+            if weights.exists():
+                self.model.load_state_dict(load_file(weights), strict=False)
+                with safe_open(weights, "pt") as file:
+                    counters = file.metadata()
+                self.step = self.fresh = int(counters["step"])
+                self.seconds = float(counters["seconds"])
+            return
         state = torch.load(self.options.out / "state.pt", map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -132,10 +158,20 @@ class Trainer:
         weights = {
             k: v.to(torch.bfloat16).contiguous().cpu()
             for k, v in self.model.state_dict().items()
-            if k != "lm_head.weight"
+            if k != "lm_head.weight" or not tied(self.model)
         }
-        save_file(weights, out / "weights.part", metadata={"format": "pt"})
+        counters = {"format": "pt", "step": str(self.step), "seconds": str(self.seconds)}
+        save_file(weights, out / "weights.part", metadata=counters)
         (out / "weights.part").replace(out / "weights.safetensors")
+        self.copy()
+
+    def copy(self) -> None:
+        """Keep what a run can go on from elsewhere."""
+        o = self.options
+        if o.copy:
+            o.copy.mkdir(parents=True, exist_ok=True)
+            for name in ("weights.safetensors", "log.jsonl", "config.json"):
+                shutil.copyfile(o.out / name, o.copy / name)
 
     def log(self, row: dict[str, Any]) -> None:
         row = {"step": self.step, "tokens": self.step * self.options.tokens, "seconds": round(self.seconds, 2), **row}
@@ -150,7 +186,8 @@ class Trainer:
 
     def train_step(self, batch: batches.Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """One update; returns losses, right, kinds (all ``[N]``) and the gradient norm."""
-        flat, kinds = to_device(batch, self.device)
+        window = batches.window(self.options.seed, self.step, batch.length, self.options.window_share)
+        flat, kinds = to_device(batch, window, self.device)
         for group in self.optimizer.param_groups:
             group["lr"] = self.options.rate * schedule(self.step - self.fresh, self.progress)
         loss, losses, right = self.forward(flat)
@@ -162,24 +199,29 @@ class Trainer:
         return losses, right, kinds, norm
 
     def validate(self, rows: list[batches.Batch]) -> None:
-        """Exact answers by task and length on unseen questions, as one log row."""
+        """Exact answers by task and length on unseen questions, as one log row: as the model is, and windowed."""
+        exact, windowed = (self.exact(rows, window) for window in (None, min(WINDOWS)))
+        self.log({"exact": exact, "windowed": windowed})
+
+    def exact(self, rows: list[batches.Batch], window: int | None) -> dict[str, float]:
+        """Exact answers by task and length."""
         found: dict[str, list[bool]] = {}
         for batch in rows:
             # gradients stay enabled: the compiled forward is the one that training uses
-            right = self.forward(to_device(batch, self.device)[0])[2].cpu().numpy()
-            exact = span_accuracy(right.reshape(-1, batch.length), batch.kinds.reshape(-1, batch.length))
-            for task, hit in zip(batch.tasks or [], exact.tolist(), strict=True):
+            right = self.forward(to_device(batch, window or batch.length, self.device)[0])[2].cpu().numpy()
+            hits = span_accuracy(right.reshape(-1, batch.length), batch.kinds.reshape(-1, batch.length))
+            for task, hit in zip(batch.tasks or [], hits.tolist(), strict=True):
                 found.setdefault(f"{task}/{batch.length}", []).append(hit)
-        self.log({"exact": {name: round(sum(hits) / len(hits), 3) for name, hits in found.items()}})
+        return {name: round(sum(hits) / len(hits), 3) for name, hits in found.items()}
 
     def run(self) -> None:
-        o = self.options
+        o, started = self.options, time.perf_counter()
         stream = Stream(o.data, o.seed, o.tokens, o.workers, self.step, o.validate_every > 0, o.lengths)
         checks = stream.validation()
         first, last_check, last_save = self.step, self.seconds, self.seconds
         began = time.perf_counter() - self.seconds
         for batch in stream.training():
-            if self.progress >= 1:
+            if self.progress >= 1 or (o.leg and time.perf_counter() - started >= o.leg):
                 break
             losses, right, kinds, norm = self.train_step(batch)
             if self.step == first + 5:  # compiling is not training time
@@ -203,6 +245,7 @@ class Trainer:
         self.save()
         if checks:
             self.validate(checks)
+            self.copy()
         stream.close()
 
 
@@ -210,7 +253,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a bundled model.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data")
-    parser.add_argument("--architecture", default="gdn")
+    parser.add_argument("--architecture", choices=list(forwards.FORWARDS), default="gdn")
     parser.add_argument("--size", default="tiny")
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--steps", type=int, default=0)
@@ -219,16 +262,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--length", type=int, help="rows of one length instead of the curriculum")
-    parser.add_argument("--resume", action="store_true", help="go on exactly from OUT/state.pt")
-    parser.add_argument("--weights", type=Path, help="start from these weights with a fresh optimizer")
-    parser.add_argument("--begun", type=float, nargs=2, default=(0, 0.0), help="steps and seconds spent on --weights")
+    parser.add_argument("--window-share", type=float, default=0.5, help="share of batches with windowed attention")
+    parser.add_argument("--resume", action="store_true", help="go on from what OUT holds")
+    parser.add_argument("--leg", type=float, default=0.0, help="stop after so many seconds, compiling included")
+    parser.add_argument("--copy", type=Path, help="keep a copy of the small files there")
     parser.add_argument(
         "--no-compile", dest="compiled", action="store_false", help="run the forward without torch.compile"
     )
     given = vars(parser.parse_args())
     length = given.pop("length")
     torch.backends.cuda.matmul.allow_tf32 = True
-    given["begun"] = (int(given["begun"][0]), given["begun"][1])
     Trainer(Options(**given, lengths={length: 1.0} if length else None)).run()
 
 

@@ -9,8 +9,10 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.training import MODEL
-from training.batches import ANSWER, NONE, PROMPT, TEXT, Builder
+from training.batches import ANSWER, NONE, PROMPT, TEXT, WINDOWS, Builder, window
 from training.export import export
+from training.forwards import FORWARDS
+from training.score import holdover_engine, transformers_engine
 from training.tasks import NOISE
 from training.train import Options, Trainer, optimizer_for, schedule, span_accuracy
 
@@ -84,16 +86,66 @@ def test_a_resumed_run_is_bit_identical(data, builder, tmp_path):
         assert torch.equal(a, b), name
 
 
-def test_a_saved_run_exports_to_a_loadable_model(data, tmp_path):
+@pytest.mark.parametrize("architecture", FORWARDS)
+def test_a_saved_run_exports_to_a_loadable_model(data, tmp_path, architecture):
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    trainer = Trainer(Options(tmp_path / "run", data, size="micro", steps=1))
+    trainer = Trainer(Options(tmp_path / "run", data, architecture, size="micro", steps=1))
     trainer.save()
-    export(tmp_path / "run" / "weights.safetensors", tmp_path / "model", size="micro", tokenizer_at=MODEL)
+    export(tmp_path / "run", tmp_path / "model", tokenizer_at=MODEL)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     for name, tensor in trainer.model.state_dict().items():
         assert torch.equal(tensor.bfloat16().float(), loaded.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("architecture", FORWARDS)
+def test_losses_fall(data, builder, tmp_path, architecture):
+    torch.manual_seed(0)
+    trainer = Trainer(Options(tmp_path, data, architecture, size="micro", steps=100, rate=0.2, window_share=1.0))
+    batch = builder.training(0, 256, {256: 1.0})
+    losses = [trainer.train_step(batch)[0].mean().item() for _ in range(8)]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("architecture", FORWARDS)
+def test_an_exported_model_runs_in_the_engine_as_in_transformers(data, builder, tmp_path, architecture):
+    trainer = Trainer(Options(tmp_path / "run", data, architecture, size="micro", steps=1))
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter *= 4.0 if parameter.ndim == 2 else 1.0  # so that random answers vary
+    trainer.save()
+    export(tmp_path / "run", tmp_path / "model", tokenizer_at=MODEL)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    ids = builder.training(0, 256, {256: 1.0}).ids
+    prompts = [ids[:70].tolist(), ids[100:141].tolist()]
+    expected, found = (
+        [engine(tmp_path / "model", tokenizer, "cpu")([prompt], 10)[0] for prompt in prompts]
+        for engine in (transformers_engine, holdover_engine)
+    )
+    assert found == expected
+    assert len({token for answer in found for token in answer}) > 4
+
+
+def test_a_run_goes_on_from_the_small_files_alone(data, builder, tmp_path):
+    first = Trainer(options(tmp_path / "first", data, copy=tmp_path / "copy"))
+    first.train_step(builder.training(0, 256, {256: 1.0}))
+    first.seconds = 1.5
+    first.save()
+    assert {file.name for file in (tmp_path / "copy").iterdir()} == {"weights.safetensors", "log.jsonl", "config.json"}
+    second = Trainer(options(tmp_path / "copy", data, resume=True))
+    assert (second.step, second.fresh, second.seconds) == (1, 1, 1.5)
+    for (name, a), b in zip(first.model.state_dict().items(), second.model.state_dict().values(), strict=True):
+        assert torch.equal(a.bfloat16().float(), b), name
+    assert len((tmp_path / "copy" / "log.jsonl").read_text().splitlines()) == 1
+
+
+def test_windows_are_functions_of_the_batch():
+    found = [window(0, number, 512, 0.5) for number in range(400)]
+    assert found == [window(0, number, 512, 0.5) for number in range(400)]
+    assert set(found) == {*WINDOWS, 512}
+    assert 150 < found.count(512) < 250
+    assert {window(0, number, 128, 1.0) for number in range(50)} == {64, 128}
 
 
 def test_the_rate_rises_and_falls():

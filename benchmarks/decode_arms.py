@@ -25,6 +25,7 @@ from holdover.ops.deferred.tiling import Tiling
 # other layers lie between two steps of one
 SPAN = 1 << 29
 LAYERS = range(4, 65)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,14 @@ SHAPES = {
 
 def draw(shape: Shape, lead: tuple[int, ...], seed: int = 0) -> tuple[Tensor, ...]:
     """Arguments of the family's dense step: bf16 activations, fp32 gates, half-lives from one to 1e5 tokens."""
-    g = torch.Generator("cuda").manual_seed(seed)
-    normal = partial(torch.randn, generator=g, device="cuda")
-    uniform = partial(torch.rand, generator=g, device="cuda")
+    g = torch.Generator(DEVICE).manual_seed(seed)
+    normal = partial(torch.randn, generator=g, device=DEVICE)
+    uniform = partial(torch.rand, generator=g, device=DEVICE)
     key = (*lead, shape.key_heads, shape.d_k)
     q, k, v = normal(key).bfloat16(), normal(key).bfloat16(), normal(*lead, shape.heads, shape.d_v).bfloat16()
-    rates = -0.7 / torch.logspace(0, 5, shape.heads, device="cuda")
+    rates = -0.7 / torch.logspace(0, 5, shape.heads, device=DEVICE)
     if shape.family.per_key:
-        rates = -0.7 / torch.logspace(0, 5, shape.heads * shape.d_k, device="cuda").view(shape.heads, shape.d_k)
+        rates = -0.7 / torch.logspace(0, 5, shape.heads * shape.d_k, device=DEVICE).view(shape.heads, shape.d_k)
     log_decay = rates * (0.5 + uniform(*lead, *rates.shape))
     if shape.family.name == "mamba2":
         return v, 0.5 + uniform(*lead, shape.heads), rates, k, q, normal(shape.heads)
@@ -95,9 +96,9 @@ class Cell:
     def make(cls, shape: Shape, batch: int, span: int = SPAN) -> Cell:
         state = 4 * shape.heads * shape.d_k * shape.d_v
         layers = min(max(span // (batch * state), LAYERS.start), LAYERS.stop - 1)
-        bases = torch.randn(layers, batch + 1, shape.heads, shape.d_k, shape.d_v, device="cuda").unbind()
+        bases = torch.randn(layers, batch + 1, shape.heads, shape.d_k, shape.d_v, device=DEVICE).unbind()
         arguments = [draw(shape, (batch,), seed=i) for i in range(layers)]
-        return cls(shape, batch, layers, list(bases), arguments, torch.arange(1, batch + 1, device="cuda"))
+        return cls(shape, batch, layers, list(bases), arguments, torch.arange(1, batch + 1, device=DEVICE))
 
     @property
     def state_bytes(self) -> int:
@@ -113,21 +114,21 @@ class Arm:
     fields: dict[str, Any]
 
 
-def phases(cell: Cell, merge_interval: int, fill: int | None) -> Cursor:
+def phases(batch: int, merge_interval: int, fill: int | None) -> Cursor:
     """Lengths all at ``fill``, or spread over a cycle; a full log folds."""
-    length = torch.zeros(cell.batch + 1, dtype=torch.int32, device="cuda")
-    length[1:] = torch.arange(cell.batch, device="cuda") % merge_interval if fill is None else fill
+    length = torch.zeros(batch + 1, dtype=torch.int32, device=DEVICE)
+    length[1:] = torch.arange(batch, device=DEVICE) % merge_interval if fill is None else fill
     return Cursor(length, torch.full_like(length, merge_interval - 1))
 
 
 def logs(cell: Cell, layout: LogLayout) -> list[Log]:
     """Full logs, as after many steps."""
-    made = [layout.allocate(cell.batch + 1, "cuda") for _ in range(cell.layers)]
+    made = [layout.allocate(cell.batch + 1, DEVICE) for _ in range(cell.layers)]
     for log in made:
         log.keys.normal_()
         log.values.normal_()
         # decays since the fold deepen with every entry
-        entry = torch.arange(1, layout.capacity + 1, device="cuda")
+        entry = torch.arange(1, layout.capacity + 1, device=DEVICE)
         log.decays.copy_(-1e-3 * (entry.unsqueeze(-1) if layout.family.per_key else entry))
         if log.scales is not None:
             log.scales.fill_(0.09)
@@ -139,7 +140,7 @@ def deferred_arm(
 ) -> Arm:
     """Our step. With ``fill`` the lengths stay there: every step appends at it, or folds where the log is full."""
     layout = cell.shape.layout(merge_interval)
-    cursor, of_layer = phases(cell, merge_interval, fill), logs(cell, layout)
+    cursor, of_layer = phases(cell.batch, merge_interval, fill), logs(cell, layout)
     packed = [layout.family.pack(*x) for x in cell.arguments]
 
     def run() -> None:
@@ -154,7 +155,7 @@ def deferred_arm(
 def verify_arm(cell: Cell, drafts: int, merge_interval: int) -> Arm:
     """Our verification, every draft accepted, so that folds come as often as they can."""
     layout = cell.shape.layout(merge_interval)
-    cursor, of_layer = phases(cell, merge_interval, None), logs(cell, layout)
+    cursor, of_layer = phases(cell.batch, merge_interval, None), logs(cell, layout)
     packed = [layout.family.pack(*draw(cell.shape, (cell.batch, drafts), seed=i)) for i in range(cell.layers)]
 
     def run() -> None:
@@ -163,66 +164,6 @@ def verify_arm(cell: Cell, drafts: int, merge_interval: int) -> Arm:
         deferred.advance(cursor, cell.slots, layout.capacity, drafts=drafts)
 
     return Arm("holdover-verify", run, {"merge_interval": merge_interval, "fill": None, "drafts": drafts})
-
-
-def fla_step(shape: Shape) -> Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, Tensor]]:
-    """FLA's fused recurrent kernel: ``(states, arguments of one token) -> (outputs, new states)``.
-
-    Raises:
-        ImportError: FLA is not installed.
-        LookupError: it has no such kernel.
-    """
-    name = shape.family.name
-    if name == "gdn":
-        from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule as function
-    elif name == "kda":
-        from fla.ops.kda import fused_recurrent_kda as function
-    elif name == "rwkv6":
-        from fla.ops.rwkv6 import fused_recurrent_rwkv6 as function
-    else:
-        raise LookupError(f"FLA has no fused recurrent kernel for {name}")
-
-    def step(states: Tensor, arguments: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        tokenwise = [x.unsqueeze(1) for x in arguments[:4]]
-        final: dict[str, Any] = {"initial_state": states, "output_final_state": True}
-        if name == "rwkv6":
-            out, state = function(*tokenwise, arguments[4], scale=1.0, **final)
-        else:
-            q, k, v, g = tokenwise
-            out, state = function(
-                q=q, k=k, v=v, g=g, beta=arguments[4].unsqueeze(1), use_qk_l2norm_in_kernel=True, **final
-            )
-        return out.squeeze(1), state
-
-    return step
-
-
-def fla_arm(cell: Cell) -> Arm:
-    """FLA writes a new state and leaves the old one."""
-    step = fla_step(cell.shape)
-
-    def run() -> None:
-        for base, arguments in zip(cell.bases, cell.arguments, strict=True):
-            step(base[1:], arguments)
-
-    return Arm("fla", run, {"merge_interval": None, "fill": None})
-
-
-def compiled_arm(cell: Cell) -> Arm:
-    """``torch.compile`` of the token-by-token definition, in fp32, writing the state in place."""
-    definition = dense_definition(cell.shape)
-
-    @torch.compile(dynamic=False)
-    def step(base: Tensor, *arguments: Tensor) -> Tensor:
-        out, state = definition(base, arguments)
-        base.copy_(state)
-        return out
-
-    def run() -> None:
-        for base, arguments in zip(cell.bases, cell.arguments, strict=True):
-            step(base[1:], *arguments)
-
-    return Arm("torch-compile", run, {"merge_interval": None, "fill": None})
 
 
 @triton.jit
@@ -235,7 +176,7 @@ def read_kernel(x, out, block: tl.constexpr):
 def floor_arm(cell: Cell, block: int = 8192) -> Arm:
     """Read every state once: what no method that keeps a dense base can be faster than."""
     programs = cell.state_bytes // 4 // block
-    out = torch.empty(programs, device="cuda")
+    out = torch.empty(programs, device=DEVICE)
 
     def run() -> None:
         for base in cell.bases:

@@ -39,7 +39,7 @@ NAMESPACE = b"benchmark"
 MODEL = "qwen3.6-35b-a3b-shaped"
 VOCABULARY = 151_936
 # kernels that advance the temporal state
-UPDATES = ("step_kernel", "verify_kernel", "fold_kernel", "advance_kernel")
+UPDATES = ("step_kernel", "verify_kernel", "combine_kernel", "record_kernel", "fold_kernel", "advance_kernel")
 MODES: dict[str, dict[str, Any]] = {
     "dense": {"decode": "dense"},
     "deferred": {"decode": "deferred"},

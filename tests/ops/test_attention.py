@@ -34,11 +34,14 @@ def check(
     dtype: torch.dtype = torch.float32,
     rtol: float = 2e-6,
     positions: Tensor | None = None,
+    device: str = "cpu",
 ) -> None:
     rows = scattered_rows(lengths)
     keys, values = plane(rows, heads[1], widths[0], dtype), plane(rows, heads[1], widths[1], dtype)
     q = torch.randn(len(lengths), heads[0], tokens, widths[0]).to(dtype).transpose(1, 2)
-    out = attention.paged_attention(q, keys, values, rows, 0.3, window, positions)
+    there = [x.to(device) for x in (q, keys, values)]
+    at = None if positions is None else positions.to(device)
+    out = attention.paged_attention(*there, [x.to(device) for x in rows], 0.3, window, at).cpu()
     assert out.dtype == dtype
     expected = naive.paged_attention(q.double(), keys.double(), values.double(), rows, 0.3, window, positions)
     assert_close("attention", out, expected, rtol)
@@ -73,6 +76,19 @@ def test_chosen_positions(tokens: int, window: int | None) -> None:
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_low_precision(dtype: torch.dtype, tokens: int) -> None:
     check(tokens, [tokens + 30, tokens], dtype=dtype, rtol=4 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("tokens", [2, 9, 130])
+@pytest.mark.parametrize("kind", ["newest", "window", "chosen"])
+def test_kernels_of_a_gpu(dtype: torch.dtype, width: int, tokens: int, kind: str) -> None:
+    lengths = [tokens, tokens + 3, tokens + 120]
+    at = places(tokens, lengths) if kind == "chosen" else None
+    window = 40 if kind == "window" else None
+    rtol = 4 * torch.finfo(dtype).eps if dtype == torch.bfloat16 else 1e-5
+    check(tokens, lengths, (8, 2), (width, width), window, dtype, rtol, at, "cuda")
 
 
 @settings(max_examples=25, deadline=None)

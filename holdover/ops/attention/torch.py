@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 
 def paged_attention(
@@ -58,7 +59,10 @@ def _attend_one(q: Tensor, keys: Tensor, values: Tensor, rows: Sequence[Tensor],
 
 
 def _read(planes: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
-    """``plane[rows]`` of each; rows that lie one after the other are not copied."""
+    """``plane[rows]`` of each; on a CPU, rows that lie one after the other are not copied."""
+    if rows.is_cuda:
+        # looking at rows would wait for the device, at every layer
+        return [plane.index_select(0, rows) for plane in planes]
     first, last, length = int(rows[0]), int(rows[-1]), len(rows)
     if last - first == length - 1 and torch.equal(rows, torch.arange(first, last + 1, device=rows.device)):
         return [plane[first : last + 1] for plane in planes]
@@ -72,13 +76,22 @@ def _attend(
     tokens, d_v = len(q), v.shape[-1]
     width = max(q.shape[-1], d_v)  # the fast path wants equal widths; zeros change neither scores nor outputs
     q, k, v = (_widen(x.to(q.dtype), width).transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, H, T or L, D]
-    causal = positions is None and k.shape[2] == tokens and (window is None or window >= tokens)
-    mask = None
+    length = k.shape[2]
+    is_causal = positions is None and (window is None or window >= length)
+    mask: Tensor | None = None
     if positions is not None:
-        mask = _mask_at(positions, k.shape[2], window, q)
-    elif not causal:
-        mask = _mask(tokens, k.shape[2], window, q)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True)
+        mask = _mask_at(positions, length, window, q)
+    elif not is_causal:
+        mask = _mask(tokens, length, window, q)
+    elif length > tokens:
+        # a GPU's kernels know such masks by their shape, and skip what they hide
+        mask = causal_lower_right(tokens, length) if q.is_cuda else _mask(tokens, length, None, q)
+    if q.is_cuda and (not is_causal or q.dtype == torch.float32):
+        # the kernel that takes any mask, and fp32, wants as many KV heads as there are query heads
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
     return out[0].transpose(0, 1)[..., :d_v]
 
 
@@ -96,8 +109,8 @@ def _mask(tokens: int, length: int, window: int | None, like: Tensor) -> Tensor:
 
 def _mask_at(positions: Tensor, length: int, window: int | None, like: Tensor) -> Tensor:
     """The same for queries at ``positions [T]`` among the ``length`` tokens."""
-    behind = positions.unsqueeze(1) - torch.arange(length, device=like.device)  # [T, L]
-    unseen = behind < 0 if window is None else (behind < 0) | (behind >= window)
+    at, tokens = positions.unsqueeze(1), torch.arange(length, device=like.device)
+    unseen = tokens > at if window is None else (tokens > at) | (tokens <= at - window)  # [T, L]
     return torch.zeros(unseen.shape, dtype=like.dtype, device=like.device).masked_fill_(unseen, float("-inf"))
 
 

@@ -10,6 +10,10 @@ from holdover.ops.deferred.log import LogLayout
 BUSY = 2048
 # numbers of a tile that the registers of one warp hold
 OF_A_WARP = 4096
+# the least that tensor cores sum over; shorter sums are padded
+INNER = 16
+# key channels that are in flight at once where rows meet the log's keys
+COMBINED = 32
 
 
 @dataclass(frozen=True)
@@ -34,21 +38,15 @@ class DraftTiling:
     """Block sizes of a verification, which reads the base in blocks of key channels; all but ``stages`` powers of two.
 
     Attributes:
-        rows: key channels of the base that are read at once.
+        channels: key channels of the base that are read at once, at least `INNER`.
         columns: value columns of a program; divides d_v.
-        entries: log entries that are replayed at once.
-        stages: row blocks in flight.
-        fold_rows: key channels that are folded at once.
-        fold_entries: log entries whose loads share a wait when they are folded.
+        stages: blocks in flight.
         warps: of a program.
     """
 
-    rows: int
+    channels: int
     columns: int
-    entries: int
     stages: int
-    fold_rows: int
-    fold_entries: int
     warps: int
 
 
@@ -69,9 +67,13 @@ def choose_fold(layout: LogLayout, batch: int) -> Tiling:
 
 
 def choose_verify(layout: LogLayout, batch: int) -> DraftTiling:
-    """Tiles for several tokens at once: their products take the registers of long row blocks, so more are in flight."""
-    columns, entries = _wide(layout, batch), _entries(layout, 4)
-    return DraftTiling(min(16, layout.d_k), columns, entries, 5, min(32, layout.d_k), fold_entries=entries, warps=1)
+    """Tiles for several tokens at once: with many programs others read while one waits, with few each reads ahead.
+
+    Where decays are per key, a wide tile's rows take too many registers.
+    """
+    columns = _narrow(layout, 32) if layout.family.per_key else _wide(layout, batch)
+    stages = 3 if batch * layout.heads * layout.d_v // columns >= BUSY else 5
+    return DraftTiling(INNER, columns, stages, warps=1)
 
 
 def _narrow(layout: LogLayout, most: int) -> int:

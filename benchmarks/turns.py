@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
-from holdover.engine.chat import render_chat
 from holdover.engine.hf.loader import Loaded
 from holdover.errors import RequestError
 from holdover.evaluation.traces import Conversation
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """A prompt and its recorded reply.
-
-    Attributes:
-        prompt: the conversation so far, rendered by the model's chat template.
-        boundaries: depths within the prompt that the next one is sure to repeat.
-        reply: tokens of the recorded reply, its end included.
-    """
-
-    prompt: tuple[int, ...]
-    boundaries: tuple[int, ...]
-    reply: tuple[int, ...]
+from holdover.evaluation.traces.exchanges import Exchange, exchange_of
 
 
 def exchanges(conversation: Conversation, loaded: Loaded, max_context: int) -> list[Exchange]:
@@ -32,7 +16,7 @@ def exchanges(conversation: Conversation, loaded: Loaded, max_context: int) -> l
     messages: list[dict[str, str]] = []
     for turn in conversation.turns:
         if turn.role == "assistant" and messages and messages[-1]["role"] == "user":
-            exchange = _exchange(messages, turn.text, loaded)
+            exchange = exchange_of(messages, turn.text, loaded.tokenizer, loaded.end_tokens)
             if len(exchange.prompt) + len(exchange.reply) > max_context:
                 break
             found.append(exchange)
@@ -52,16 +36,3 @@ def long_conversations(
             continue
         if any(len(exchange.prompt) in history for exchange in found[1:]):
             yield conversation.id, found
-
-
-def _exchange(messages: list[dict[str, str]], reply: str, loaded: Loaded) -> Exchange:
-    prompt, boundaries = render_chat(loaded.tokenizer, messages)
-    # how the template itself writes the reply: tokenising the text alone may cut it elsewhere
-    after = [{"role": "assistant", "content": reply}, {"role": "user", "content": "Go on."}]
-    continued = loaded.tokenizer.render([*messages, *after])
-    tokens = loaded.tokenizer.encode(reply)
-    if continued[: len(prompt)] == prompt:
-        rest = continued[len(prompt) :]
-        end = next((i for i, token in enumerate(rest) if token in loaded.end_tokens), None)
-        tokens = tokens if end is None else rest[: end + 1]
-    return Exchange(tuple(prompt), boundaries, tuple(tokens))

@@ -58,5 +58,13 @@ class PlanError(HoldoverError):
     """A retention plan cannot be made, read or used with this model."""
 
 
+class GateError(HoldoverError):
+    """The quality gate of chunk reuse cannot be read or written, or says nothing of this model."""
+
+
 class SpillError(HoldoverError):
     """A spilled checkpoint cannot be written, or is damaged, truncated or another's."""
+
+
+class EndpointError(HoldoverError):
+    """A server that is driven from outside cannot be reached, refuses, stalls, or answers what is no answer."""

@@ -8,6 +8,7 @@ from holdover.chunks.initialiser import INITIALISERS, Initialiser, pass_over, se
 from holdover.chunks.integrity import check_integrity
 from holdover.chunks.key import composed_namespace, composition_salt
 from holdover.chunks.relocate import layer_frequencies, relocate
+from holdover.chunks.spill import ChunkSpill
 from holdover.chunks.store import Build, ChunkStore, Hold
 from holdover.chunks.transition import Affine
 from holdover.chunks.window import CachedInputs, follow, rejoin
@@ -21,6 +22,7 @@ __all__ = [
     "Chunk",
     "ChunkEntry",
     "ChunkOptions",
+    "ChunkSpill",
     "ChunkStore",
     "Copy",
     "Extras",

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import torch
+
 from holdover.errors import RequestError
 
 
@@ -133,6 +135,11 @@ class Assembly:
         """Which chunk a position of `cached` lies in, from 0."""
         return bisect_right(self.chunks, position, key=lambda placed: placed.start) - 1
 
+    def chunks_at(self, positions: Sequence[int]) -> list[int]:
+        """The same for many positions."""
+        starts = torch.tensor([placed.start for placed in self.chunks])
+        return (torch.searchsorted(starts, torch.tensor(positions, dtype=torch.int64), right=True) - 1).tolist()
+
     def repair(self, selected: Iterable[int]) -> Repair:
         """Recompute ``selected`` positions of chunks, and the text.
 
@@ -170,11 +177,12 @@ class Repair:
     @cached_property
     def copies(self) -> tuple[Copy, ...]:
         """Rows that are kept, in context order."""
-        chosen = set(self.selected)
+        chosen, chunks = set(self.selected), self.assembly.chunks
+        kept = [position for position in self.assembly.cached if position not in chosen]
+        runs = _runs(kept, cuts=[placed.start for placed in chunks])
         return tuple(
-            Copy(i, run.start - placed.start, run.start, len(run))
-            for i, placed in enumerate(self.assembly.chunks)
-            for run in _runs([position for position in range(*placed) if position not in chosen])
+            Copy(i, run.start - chunks[i].start, run.start, len(run))
+            for i, run in zip(self.assembly.chunks_at([run.start for run in runs]), runs, strict=True)
         )
 
     @property
@@ -200,12 +208,13 @@ def check_chunk(tokens: Sequence[int]) -> None:
         raise RequestError("a chunk is empty: it needs at least one token", param="context")
 
 
-def _runs(positions: Sequence[int]) -> list[range]:
-    """Ascending positions as maximal ranges of consecutive ones."""
-    runs: list[range] = []
-    for position in positions:
-        if runs and runs[-1].stop == position:
-            runs[-1] = range(runs[-1].start, position + 1)
-        else:
-            runs.append(range(position, position + 1))
-    return runs
+def _runs(positions: Sequence[int], cuts: Sequence[int] = ()) -> list[range]:
+    """Ascending positions as maximal ranges of consecutive ones, none of which goes on over a position of ``cuts``."""
+    if not positions:
+        return []
+    places = torch.tensor(positions)
+    begins = (places.diff() != 1) | torch.isin(places[1:], torch.tensor(cuts, dtype=torch.int64))
+    # where each begins among the positions, and where the last one ends
+    bounds = torch.cat([torch.zeros(1, dtype=torch.int64), begins.nonzero()[:, 0] + 1, torch.tensor([len(places)])])
+    starts, lengths = places[bounds[:-1]].tolist(), bounds.diff().tolist()
+    return [range(start, start + length) for start, length in zip(starts, lengths, strict=True)]

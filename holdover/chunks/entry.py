@@ -21,6 +21,7 @@ class ChunkEntry:
         rows: KV row of each token, int64 ``[n]``, owned by the entry; keys are rotated to 0, 1, ...
         checkpoint: temporal and conv state after the last token: a checkpoint of the prefix that is the chunk itself.
         extras: whatever else the options ask for.
+        tenant: namespace of the model and the tenant that the tokens belong to.
     """
 
     tokens: tuple[int, ...]
@@ -28,6 +29,7 @@ class ChunkEntry:
     rows: torch.Tensor
     checkpoint: Checkpoint
     extras: Extras
+    tenant: bytes = b""
 
     @property
     def key(self) -> bytes:

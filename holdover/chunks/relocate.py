@@ -48,16 +48,25 @@ def relocate(
     """
     if not copies:
         return
-    origin = torch.cat([torch.arange(c.source, c.source + c.length) for c in copies])
-    place = torch.cat([torch.arange(c.target, c.target + c.length) for c in copies])
-    source = torch.cat([entries[c.chunk].rows[c.source : c.source + c.length] for c in copies])
-    target = rows[place]
+    source, origin, place = _rows_of(entries, copies)
+    moved = (origin != place).nonzero()[:, 0]
+    # once, and not for every layer
+    source, target, moved = (x.to(kv.device) for x in (source, rows[place], moved))
     kv.copy(source, target)
-    moved = origin != place
-    if not moved.any():
+    if not len(moved):
         return
+    there, origin, place = target[moved], origin.to(kv.device)[moved], place.to(kv.device)[moved]
     for index, turn in rotations.items():
         # latent attention rotates the shared key part, which is its second plane
         plane = kv.planes(index)[kv.layer(index).kind == "latent"]
-        there = target[moved].to(plane.device)
-        plane.index_copy_(0, there, rerotate(plane[there], origin[moved], place[moved], turn))
+        plane.index_copy_(0, there, rerotate(plane[there], origin, place, turn))
+
+
+def _rows_of(entries: Sequence[ChunkEntry], copies: Sequence[Copy]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every row that is copied, int64 ``[n]`` each: itself, its position in its chunk, and in the prompt."""
+    chunk, first, target, length = torch.tensor(copies).unbind(1)
+    within = torch.arange(int(length.sum())) - (length.cumsum(0) - length).repeat_interleave(length)
+    origin, place = (start.repeat_interleave(length) + within for start in (first, target))
+    lengths = torch.tensor([len(entry) for entry in entries])
+    before = (lengths.cumsum(0) - lengths)[chunk].repeat_interleave(length)
+    return torch.cat([entry.rows for entry in entries])[before + origin], origin, place

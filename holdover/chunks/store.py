@@ -24,9 +24,9 @@ from holdover.chunks.entry import ChunkEntry
 from holdover.chunks.extras import ChunkOptions, Extras
 from holdover.chunks.key import chunk_namespace
 from holdover.errors import CapacityError, CheckpointMismatchError, OwnershipError
-from holdover.state import EXACT, KeyChain
+from holdover.state import EXACT, CheckpointHeader, KeyChain
 from holdover.state.key import chain_of
-from holdover.store import LRU, KVPool, SlotLease, StateTiers
+from holdover.store import LRU, Checkpoint, KVPool, SlotLease, StateTiers
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -35,6 +35,7 @@ class Build:
 
     Attributes:
         tokens: its tokens.
+        tenant: namespace of the model and the tenant that they belong to.
         namespace: what the slot that it is prefilled in has to be reset to.
         chain: running key of the tokens.
         rows: where its KV goes, int64 ``[n]``; owned by the build.
@@ -42,6 +43,7 @@ class Build:
     """
 
     tokens: tuple[int, ...]
+    tenant: bytes
     namespace: bytes
     chain: KeyChain
     rows: torch.Tensor
@@ -133,11 +135,15 @@ class ChunkStore:
 
     def find(self, namespace: bytes, tokens: Sequence[int]) -> ChunkEntry | None:
         """The entry of exactly these tokens, or None. Mutates nothing."""
-        return self.entries.get(chain_of(self._inner(namespace), tokens).key())
+        return self.entries.get(self.chain(namespace, tokens).key())
 
     def is_building(self, namespace: bytes, tokens: Sequence[int]) -> bool:
         """Whether someone is prefilling exactly these tokens: then wait for them instead of beginning."""
-        return chain_of(self._inner(namespace), tokens).key() in self.building
+        return self.chain(namespace, tokens).key() in self.building
+
+    def chain(self, namespace: bytes, tokens: Sequence[int]) -> KeyChain:
+        """Running key of a chunk's tokens."""
+        return chain_of(self._inner(namespace), tokens)
 
     def begin(self, namespace: bytes, tokens: Sequence[int]) -> Build:
         """Claim the prefill of a chunk, and the room that it takes. Mutates the pools; may evict chunks.
@@ -153,13 +159,12 @@ class ChunkStore:
                 nothing was evicted.
         """
         check_chunk(tokens)
-        inner = self._inner(namespace)
-        chain = chain_of(inner, tokens)
+        chain = self.chain(namespace, tokens)
         if chain.key() in self.entries or chain.key() in self.building:
             raise OwnershipError(f"a chunk of {len(tokens)} tokens was begun that is there, or is being built, already")
         size = Extras.bytes_for(self.tiers.native.pool.layout, self.options, len(tokens))
         self._make_room(len(tokens), size)
-        build = Build(tuple(tokens), inner, chain, self._take(len(tokens)), size)
+        build = Build(tuple(tokens), namespace, self._inner(namespace), chain, self._take(len(tokens)), size)
         self.building[chain.key()] = build
         return build
 
@@ -177,22 +182,27 @@ class ChunkStore:
             CapacityError: no slot can be had for the checkpoint.
                 On any error build and lease are as they were, and still the caller's to end.
         """
-        self._expect_open(build)
-        if extras.nbytes != build.extra_bytes:
-            raise CheckpointMismatchError(f"extras of {extras.nbytes} bytes; {build.extra_bytes} were reserved")
-        header = self.tiers.native.pool.header(lease.slot)
-        header.expect(len(build.tokens), build.chain.key(), self.tiers.native.pool.layout.digest)
-        if header.lineage != EXACT:
-            raise CheckpointMismatchError(f"a chunk's state must be exact, not {header.lineage}")
-        checkpoint = self.tiers.donate(lease)
-        entry = ChunkEntry(build.tokens, build.chain, build.rows, checkpoint, extras)
-        checkpoint.on_evict = partial(self._lose, entry)
-        del self.building[entry.key]
-        self.entries[entry.key] = entry
-        self.order.touch(entry)
-        self.tiers.keep(checkpoint)
+        self._expect(build, self.tiers.native.pool.header(lease.slot), extras)
+        entry = self._enter(build, self.tiers.donate(lease), extras)
         self.counters["chunks_built"] += 1
         return entry
+
+    def admit(self, build: Build, record: torch.Tensor, header: CheckpointHeader) -> ChunkEntry:
+        """Turn a build into an entry without extras, from a packed state that was kept elsewhere. Mutates the tiers.
+
+        Args:
+            build: whose rows are all written.
+            record: packed state, uint8 ``[codec.nbytes]``.
+            header: what it claims to be.
+
+        Raises:
+            OwnershipError: the build has ended.
+            CheckpointMismatchError: the record is another state or of another codec, or extras were reserved.
+            CapacityError: no slot can be had for the checkpoint.
+                On any error the build is as it was, and still the caller's to end.
+        """
+        self._expect(build, header, Extras())
+        return self._enter(build, self.tiers.admit(record, header, build.chain), Extras())
 
     def abandon(self, build: Build) -> None:
         """Give a build's rows back; nothing is kept of it. The lease is the caller's.
@@ -255,6 +265,24 @@ class ChunkStore:
         for entry in dropped:
             self.remove(entry)
         return len(dropped)
+
+    def _expect(self, build: Build, header: CheckpointHeader, extras: Extras) -> None:
+        """Compare what a build shall become with what was claimed for it."""
+        self._expect_open(build)
+        if extras.nbytes != build.extra_bytes:
+            raise CheckpointMismatchError(f"extras of {extras.nbytes} bytes; {build.extra_bytes} were reserved")
+        header.expect(len(build.tokens), build.chain.key(), self.tiers.native.pool.layout.digest)
+        if header.lineage != EXACT:
+            raise CheckpointMismatchError(f"a chunk's state must be exact, not {header.lineage}")
+
+    def _enter(self, build: Build, checkpoint: Checkpoint, extras: Extras) -> ChunkEntry:
+        entry = ChunkEntry(build.tokens, build.chain, build.rows, checkpoint, extras, build.tenant)
+        checkpoint.on_evict = partial(self._lose, entry)
+        del self.building[entry.key]
+        self.entries[entry.key] = entry
+        self.order.touch(entry)
+        self.tiers.keep(checkpoint)
+        return entry
 
     def _make_room(self, rows: int, extra_bytes: int) -> None:
         """Evict until both limits allow so much more; if they never could, evict nothing."""

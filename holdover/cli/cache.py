@@ -70,7 +70,7 @@ def pin(
     if text is not None:
         body["text"] = sys.stdin.read() if text == "-" else text
     elif tokens is not None:
-        body["tokens"] = _ids(tokens)
+        body["tokens"] = ids_of(tokens)
     elif messages is not None:
         body["messages"] = _messages(messages)
     made = Client(url, api_key).request("POST", PINS, body)
@@ -116,7 +116,12 @@ def _entries(client: Client) -> Iterator[dict[str, Any]]:
         yield from page["data"]
 
 
-def _ids(text: str) -> list[int]:
+def ids_of(text: str) -> list[int]:
+    """Token ids of ``--tokens``.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
     try:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from holdover.arch.registry import layout_from_config
+from holdover.cli.composing import Composing
 from holdover.weights.check import check_files
 from holdover.weights.source import resolve
 
@@ -24,6 +25,7 @@ RefreshName = Literal["none", "suffix"]
 ElementName = Literal["full", "bfloat16", "int8"]
 DecodeName = Literal["auto", "dense", "deferred"]
 SpeculateName = Literal["off", "ngram", "mtp"]
+EvictionName = Literal["lru", "cost", "coverage"]
 
 Model = Annotated[str, typer.Argument(help="Name of a bundled model, directory of a model, or hub id.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
@@ -62,6 +64,14 @@ DenseSpill = Annotated[
     bool, typer.Option("--dense-spill/--no-dense-spill", help="Keep checkpoints dense while no packed slot is free.")
 ]
 Watermark = Annotated[int, typer.Option(min=0, help="State slots to keep free by packing ahead of need.")]
+Evict = Annotated[
+    EvictionName,
+    typer.Option(
+        "--eviction",
+        help="Which checkpoint goes first: the least recently used, the one that saves least for its bytes, or one "
+        "whose branch has a deeper one.",
+    ),
+]
 MaxLosses = Annotated[
     int | None, typer.Option(min=0, help="Most lossy restores in a resumed state's past; any number if unset.")
 ]
@@ -118,6 +128,7 @@ class Caching:
     packed_slots: int | None = None
     dense_spill: bool = True
     watermark: int = 1
+    eviction: EvictionName = "lru"
     max_losses: int | None = None
     shadow_share: float = 0.0
     host_budget: str | None = None
@@ -141,6 +152,7 @@ class Decoding:
 
 
 PLAIN = Decoding()
+COMPOSING = Composing()
 
 
 def load_engine(
@@ -156,6 +168,7 @@ def load_engine(
     threads: int | None = None,
     caching: Caching = DENSE,
     decoding: Decoding = PLAIN,
+    composing: Composing = COMPOSING,
 ) -> Engine:
     """Load a model with the options as the user wrote them.
 
@@ -188,11 +201,14 @@ def load_engine(
         packed_slots=caching.packed_slots,
         dense_spill=caching.dense_spill,
         watermark=caching.watermark,
+        eviction=caching.eviction,
         max_losses=caching.max_losses,
         shadow_share=caching.shadow_share,
         spill_dir=caching.spill_dir,
         spill_lag=caching.spill_lag,
         spill_budget=parse_bytes(caching.spill_budget),
+        chunks=composing.settings(),
+        compose=composing.mode,
         **asdict(decoding),
         **{name: None if size is None else parse_bytes(size) for name, size in sizes.items()},
     )

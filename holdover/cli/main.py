@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 from holdover import __version__
-from holdover.cli import cache, calibrate, generate, inspect, plan, serve, validate
+from holdover.cli import (
+    bench,
+    cache,
+    calibrate,
+    chunks,
+    evaluate,
+    generate,
+    inspect,
+    plan,
+    serve,
+    simulate,
+    trace,
+    validate,
+)
 from holdover.cli.errors import Debug, Group
 
 app = typer.Typer(
@@ -41,4 +54,9 @@ inspect.register(app)
 plan.register(app)
 validate.register(app)
 calibrate.register(app)
+evaluate.register(app)
 cache.register(app)
+chunks.register(app)
+trace.register(app)
+simulate.register(app)
+bench.register(app)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from holdover.cli import loading, settings
+from holdover.cli import composing, loading, settings
 from holdover.cli.errors import Debug
 from holdover.cli.summary import summary
 from holdover.errors import ConfigError
@@ -20,6 +20,7 @@ from holdover.weights.bundled import DEFAULT_MODEL
 if TYPE_CHECKING:
     from holdover.engine.engine import Engine
     from holdover.server.options import ServerOptions
+    from holdover.server.tracing import Tracing
 
 # as `holdover.server` has them, whose import takes FastAPI's time
 LogFormat = Literal["text", "json"]
@@ -60,12 +61,22 @@ def serve(
     packed_slots: loading.PackedSlots = None,
     dense_spill: loading.DenseSpill = True,
     watermark: loading.Watermark = 1,
+    eviction: loading.Evict = "lru",
     max_losses: loading.MaxLosses = None,
     shadow_check: loading.ShadowCheck = 0.0,
     host_budget: loading.HostBudget = None,
     spill_dir: loading.SpillDir = None,
     spill_budget: loading.SpillBudget = "20GiB",
     spill_lag: loading.SpillLag = 1,
+    chunks: composing.Mode = "on",
+    chunk_selector: composing.Selector = "epic",
+    chunk_initialiser: composing.Initialiser = "last",
+    chunk_ratio: composing.Ratio = 0.2,
+    chunk_window: composing.ConvWindow = "stream",
+    chunk_tokens: composing.Tokens = 512,
+    chunk_rows: composing.Rows = None,
+    chunk_extras: composing.Extras = None,
+    chunk_extra_bytes: composing.ExtraBytes = "1GiB",
     threads: loading.Threads = None,
     api_key: Annotated[
         list[str] | None,
@@ -85,6 +96,9 @@ def serve(
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds that requests may take to end after Ctrl-C or SIGTERM.")
     ] = 20,
+    otel: Annotated[
+        bool, typer.Option("--otel", help="Send traces by OpenTelemetry; OTEL_* variables say where to and how.")
+    ] = False,
     log_level: Annotated[LogLevel, typer.Option(help="How much to log.")] = "warning",
     log_format: Annotated[LogFormat, typer.Option(help="Lines of text, or JSON objects.")] = "text",
     config: settings.ConfigFile = None,
@@ -112,6 +126,7 @@ def serve(
         options = _options(
             [*(api_key or ()), *_keys_of(api_key_file)], guard_metrics, max_body, max_waiting, max_per_key
         )
+        tracing = _tracing() if otel else None
         with loading.progress(console, f"loading {model}"):
             engine = loading.load_engine(
                 model,
@@ -131,6 +146,7 @@ def serve(
                     packed_slots=packed_slots,
                     dense_spill=dense_spill,
                     watermark=watermark,
+                    eviction=eviction,
                     max_losses=max_losses,
                     shadow_share=shadow_check,
                     host_budget=host_budget,
@@ -145,16 +161,27 @@ def serve(
                     draft_tokens=draft_tokens,
                     cuda_graphs=cuda_graphs,
                 ),
+                composing=composing.Composing(
+                    mode=chunks,
+                    selector=chunk_selector,
+                    initialiser=chunk_initialiser,
+                    ratio=chunk_ratio,
+                    window=chunk_window,
+                    tokens=chunk_tokens,
+                    rows=chunk_rows,
+                    extras=tuple(chunk_extras or ()),
+                    extra_bytes=chunk_extra_bytes,
+                ),
             )
         if engine.core.runner.decoder is not None:
             with loading.progress(console, "preparing decode"):
                 engine.warm_up()
-        for warning in engine.planned.warnings:
+        for warning in (*engine.planned.warnings, *engine.gated.warnings):
             console.print(f"warning: {warning}", markup=False, soft_wrap=True)
         name = served_name or _name_of(model)
         lines = [*_chosen(effective), *summary(engine, name, listener, needs_key=bool(options.keys))]
         # it says "ready", so it comes with the first moment at which the server answers
-        _run(engine, name, listener, options, grace=grace, ready="\n".join(lines))
+        _run(engine, name, listener, options, grace=grace, ready="\n".join(lines), tracing=tracing)
 
 
 def register(app: typer.Typer) -> None:
@@ -210,6 +237,14 @@ def _options(
     return ServerOptions(Keys(keys), guard_metrics, max_waiting, max_per_key, parse_bytes(max_body))
 
 
+def _tracing() -> Tracing:
+    try:
+        from holdover.server.tracing import Tracing
+    except ImportError as error:
+        raise ConfigError(f'--otel needs OpenTelemetry ({error}): pip install "holdover[otel]"') from None
+    return Tracing.from_environment()
+
+
 def _keys_of(path: Path | None) -> list[str]:
     from holdover.server.auth import read_keys
 
@@ -223,7 +258,14 @@ def _chosen(effective: list[settings.Setting]) -> list[str]:
 
 
 def _run(
-    engine: Engine, name: str, listener: socket.socket, options: ServerOptions, *, grace: float, ready: str
+    engine: Engine,
+    name: str,
+    listener: socket.socket,
+    options: ServerOptions,
+    *,
+    grace: float,
+    ready: str,
+    tracing: Tracing | None,
 ) -> None:
     import uvicorn
 
@@ -233,7 +275,7 @@ def _run(
 
     served = AsyncEngine(engine)
     gate = gate_of(served, options)
-    app = create_app(served, model_name=name, options=options, gate=gate)
+    app = create_app(served, model_name=name, options=options, gate=gate, tracing=tracing)
     # one log for all: uvicorn's own form, and its line for each request, would stand beside ours
     config = uvicorn.Config(
         app, log_config=None, access_log=False, timeout_graceful_shutdown=_LAST_BYTES, server_header=False

@@ -39,7 +39,7 @@ class Setting(NamedTuple):
 
     def line(self) -> str:
         """The setting as a line of a file; one that has no value, or is secret, as a comment."""
-        if self.value is None or self.value == []:
+        if self.value in (None, [], ()):
             return f"# {self.name} is not set"
         if self.name.replace("-", "_") in _SECRET:
             return f"# {self.name}: {len(self.value)} given, not shown  # {self.source}"

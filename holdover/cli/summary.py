@@ -31,6 +31,7 @@ def summary(engine: Engine, name: str, listener: socket.socket, *, needs_key: bo
         *_compression(engine),
         f"decode     {_decode(engine)}",
         f"KV         {rows.num_rows:,} rows, {_mib(rows.nbytes)}",
+        f"chunks     {engine.gated.note}",
         *_shelves(engine),
         f"ready at   {_url(listener)}",
         "try        " + _curl(engine, name, listener, needs_key=needs_key),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from holdover.arch.layout import StateLayout
+from holdover.codec.meta import MetaForm
 from holdover.codec.record import Arrangement, Footprint, Record
 from holdover.codec.torch import TorchForm
 from holdover.errors import CheckpointMismatchError, IntegrityError, PlanError
@@ -189,7 +190,7 @@ def _form(record: Record, pool: SlotPool) -> Form:
         from holdover.codec.triton import TritonForm
 
         return TritonForm(record, pool)
-    return TorchForm(record, pool)
+    return MetaForm() if pool.device.type == "meta" else TorchForm(record, pool)
 
 
 def _index(numbers: Sequence[int], pool: SlotPool) -> Tensor:

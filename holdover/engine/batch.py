@@ -37,7 +37,7 @@ def step_of(
         tap: see `Step`.
     """
     device = slots.device
-    rows, length = [span.rows.to(device) for span in spans], len(spans[0].tokens)
+    rows, length = [span.rows[: span.end].to(device) for span in spans], len(spans[0].tokens)
     written = kv is not KVMode.DISCARD and bool(kv_pool.layout.layers)
     places = None
     if not all(span.is_consecutive for span in spans):

@@ -21,6 +21,7 @@ from holdover.engine.shadow import ShadowCheck
 from holdover.engine.speculation import HeadDrafts, PromptLookup, Proposer, Speculator
 from holdover.errors import ConfigError
 from holdover.prefix import PrefixCache
+from holdover.prefix.eviction import EVICTIONS
 from holdover.prefix.spill import Spill
 from holdover.state import SlotPool
 from holdover.store import KVPool, PackedPool, SlotAllocator, StateTiers, TierOptions
@@ -160,7 +161,9 @@ def _tiers(
         packed_pool = PackedPool(codec, memory.num_packed, host.device)
         packed = SlotAllocator(packed_pool, "compressed", poison=options.poison)
     tiers = TierOptions(options.dense_spill, options.watermark, _packed_above(options))
-    return StateTiers(native, packed, mover_for(host.device), tiers)
+    record = host.layout.state.checkpoint_bytes
+    order = EVICTIONS[options.eviction]({"native": record, "compressed": record if codec is None else codec.nbytes})
+    return StateTiers(native, packed, mover_for(host.device), tiers, order)
 
 
 def _packed_above(options: EngineOptions) -> int:

@@ -27,7 +27,8 @@ def render_chat(
 
     Templates may re-render earlier turns (drop thinking, rewrite tool calls), so the end of a generation need not
     recur. The boundary is found by asking the template itself: it is where the prompt and its own continuation by
-    a reply and a further question begin to differ.
+    a reply and a further question begin to differ. After the result of a call the next turn is taken to be another
+    call: a further question might drop all that was thought since the one before, where that one's boundary is.
 
     Returns:
         Token ids, and the boundaries within them in ascending order (empty if the template refuses to go on).
@@ -37,12 +38,7 @@ def render_chat(
     """
     ids = template.render(messages, **options)
     try:
-        continued = [
-            template.render(
-                [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": reply}], **options
-            )
-            for reply in _PROBES
-        ]
+        continued = [template.render([*messages, *_next_turn(messages, probe)], **options) for probe in _PROBES]
     except RequestError:
         return ids, ()
     boundary = min(_shared(ids, other) for other in continued)
@@ -64,6 +60,15 @@ def prefix_of(template: Template, messages: Sequence[Mapping[str, Any]]) -> list
     if not tokens:
         raise RequestError("what follows these messages changes how they are rendered from the start", param="messages")
     return tokens
+
+
+def _next_turn(messages: Sequence[Mapping[str, Any]], probe: str) -> list[Mapping[str, Any]]:
+    """A reply that begins with ``probe``, and what follows it."""
+    call = max((i for i, message in enumerate(messages) if message.get("tool_calls")), default=None)
+    if messages[-1]["role"] != "tool" or call is None:
+        return [{"role": "assistant", "content": probe}, {"role": "user", "content": probe}]
+    # the same again, in the form that this template can read
+    return [{**messages[call], "content": probe, "reasoning_content": probe}, *messages[call + 1 :]]
 
 
 def _shared(first: Sequence[int], second: Sequence[int]) -> int:

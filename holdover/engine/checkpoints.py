@@ -39,7 +39,8 @@ class Checkpointer:
         if request.use_cache:
             length = len(request.prompt)
             prompt = Prompt(length, sequence.computed, kv_depth, request.boundaries, request.checkpoint_at)
-            depths = self._policy.prompt_depths(prompt)
+            # who asks for the prompt alone wants it in one go
+            depths = prompt.wanted if request.params.max_tokens == 0 else self._policy.prompt_depths(prompt)
             sequence.checkpoint_depths = tuple(sorted({d for d in depths if sequence.computed <= d <= length}))
 
     def take(self, sequences: list[Sequence], counts: list[int]) -> None:
@@ -62,9 +63,11 @@ class Checkpointer:
                     )
 
     def _is_wanted(self, sequence: Sequence, count: int) -> bool:
+        if not sequence.request.use_cache:
+            return False
         depth = sequence.computed
         is_prompt = depth <= len(sequence.request.prompt)
         # a step of several tokens may pass the depth that was asked for
         passed = range(depth - count + 1, depth + 1)
         wanted = depth in sequence.checkpoint_depths if is_prompt else any(map(self._policy.during_decode, passed))
-        return wanted and sequence.request.use_cache and not self._residence.has_state(sequence)
+        return wanted and not self._residence.has_state(sequence)

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -17,8 +17,7 @@ from holdover.errors import HoldoverError, RequestError
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """What one forward added to one sequence.
 
     Attributes:
@@ -82,6 +81,8 @@ def choose_tokens(
 class _Walk:
     """Takes tokens one by one, on and on for as long as a draft turns out to be the token that is chosen."""
 
+    __slots__ = ("_logprobs", "_reason", "_sequence", "_text", "_tokens", "error")
+
     def __init__(self, sequence: Sequence) -> None:
         self._sequence = sequence
         self._tokens: list[int] = []
@@ -92,6 +93,10 @@ class _Walk:
 
     def run(self, row: int, largest: list[float], best: list[int], logits: torch.Tensor, drafts: Tokens[int]) -> None:
         sequence = self._sequence
+        if sequence.max_tokens == 0:
+            # it was run for its prompt alone
+            self._reason = sequence.finish_reason()
+            return
         for i in range(1 + len(drafts)):
             # a maximum is NaN as soon as one logit is
             if not math.isfinite(largest[i]):

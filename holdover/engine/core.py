@@ -182,6 +182,11 @@ class EngineCore:
     def _admit(self) -> Iterator[Update]:
         while self._waiting and len(self._running) < self.limits.max_running:
             sequence = self._waiting[0]
+            try:
+                self._residence.check_pins(sequence)
+            except CapacityError as error:
+                yield self._end(sequence, "error", error)
+                continue
             # a composed one takes all its rows at once: whether they are there is seen then
             if self._running and not sequence.is_composed and not self._residence.has_room(sequence):
                 return
@@ -195,7 +200,9 @@ class EngineCore:
                 yield self._end(sequence, "error", error)
                 continue
             except Exception as error:
-                logger.exception("request %s could not be started", sequence.request.id)
+                # what is wrong with a request is its sender's business
+                if not isinstance(error, RequestError):
+                    logger.exception("request %s could not be started", sequence.request.id)
                 yield self._end(sequence, "error", error)
                 continue
             if match is None:
@@ -210,6 +217,8 @@ class EngineCore:
                 if not sequence.is_shadow:
                     prompt, tier = len(sequence.request.prompt), match.source or match.tier
                     self.stats.count_admission(prompt, match.state_depth, tier, lineage)
+                    if sequence.is_composed:
+                        self.stats.count_chunks(sequence.cache)
             self._checkpoints.plan(sequence, match.kv_depth)
             if sequence.computed > match.state_depth:
                 # a context that was just composed may be wanted again, under another query
@@ -278,12 +287,12 @@ class EngineCore:
             try:
                 self._residence.grow([sequence], count)
                 return
-            except CapacityError:
+            except CapacityError as error:
                 if self._residence.trim(self._running) or self.chunks.give_up():
                     continue
                 if self.cache.pins and self._running == [sequence]:
-                    # pins hold what it needs, and nobody is left to wait for
-                    raise
+                    # pinned since it was let in, and nobody is left to wait for
+                    raise CapacityError(f"{error}; pins hold {sum(self.cache.pins.rows.values())}") from None
                 self._preempt(self._running[-1])
 
     def _preempt(self, sequence: Sequence) -> None:

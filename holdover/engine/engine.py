@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
 from holdover.chunks import Chunk
 from holdover.engine.build import build_core
 from holdover.engine.chat import render_chat
+from holdover.engine.chunks.gate import ChunkMode, Gated, gate_chunks
 from holdover.engine.chunks.request import Part
 from holdover.engine.constraints import Guidance
 from holdover.engine.hf.loader import Loaded, load
@@ -40,6 +42,7 @@ class Engine:
         self.loaded = loaded
         self.options = options or EngineOptions()
         self.planned = Planned(self.options.plan, "as the engine's options say")
+        self.gated = Gated(self.options.chunks, "as the engine's options say")
         self.core, max_context = build_core(loaded.host, self.options, loaded.digest)
         self.prepare = Preparer(
             loaded.tokenizer,
@@ -51,6 +54,7 @@ class Engine:
             constrainer=Guidance(
                 loaded.tokenizer, vocab_size=loaded.host.layout.vocab_size, end_tokens=loaded.end_tokens
             ),
+            chunk_tokens=self.options.chunks.tokens,
         )
         # updates that a step made for a request other than the one that stepped
         self._inboxes: dict[str, deque[Update]] = {}
@@ -63,6 +67,7 @@ class Engine:
         plan: str | Path | None = None,
         element: Element | None = None,
         refresh: RefreshPolicy | None = None,
+        compose: ChunkMode = "on",
         **options: Any,
     ) -> Engine:
         """Load a model.
@@ -73,6 +78,8 @@ class Engine:
                 one; None to keep checkpoints dense.
             element: how a packed checkpoint stores what it retains; None for how the plan's gate was measured.
             refresh: what becomes of omitted units on a hit; None likewise.
+            compose: whether prompts over chunks are composed: ``on`` as ``chunks`` of the options say, ``auto`` as a
+                gate says that passed on these weights (in full if there is none), or ``off``.
             options: further fields of `EngineOptions`.
 
         Raises:
@@ -82,8 +89,10 @@ class Engine:
         chosen = EngineOptions(**options, element=element or "full", refresh=refresh or "none")
         loaded = load(model, dtype=chosen.dtype, device=chosen.device, head=chosen.speculate == "mtp")
         planned = choose_plan(loaded, plan)
+        gated = gate_chunks(loaded, chosen.chunks, compose)
+        chosen = replace(chosen, chunks=gated.settings)
         engine = cls(loaded, with_plan(chosen, planned, element=element, refresh=refresh))
-        engine.planned = planned
+        engine.planned, engine.gated = planned, gated
         return engine
 
     def warm_up(self) -> None:

@@ -70,7 +70,8 @@ class Forwards:
         assert logits is not None
         self._stats.count_forward(len(sequences), count)
         for row, sequence in enumerate(sequences):
-            record_prompt_logprobs(sequence, logits, row, count)
+            if sequence.request.params.prompt_logprobs is not None:
+                record_prompt_logprobs(sequence, logits, row, count)
             sequence.computed += count
         # a prefill has one sequence, and decoding ones all end here
         if sequences[0].remaining:
@@ -109,4 +110,4 @@ class Forwards:
 def _span(sequence: Sequence, count: int, drafts: list[int] | None = None) -> Span:
     start, place = sequence.computed, sequence.place
     tokens = sequence.tokens[start : start + count] + (drafts or [])
-    return Span(place.lease.slot, tokens, start, place.rows.view(end=start + count), place.rows.stamp)
+    return Span(place.lease.slot, tokens, start, place.rows)

@@ -11,6 +11,7 @@ from holdover.engine.chunks.settings import DEFAULT_SETTINGS, ChunkSettings
 from holdover.engine.decode.plan import DecodeMode
 from holdover.engine.speculation import Speculation
 from holdover.errors import ConfigError
+from holdover.prefix.eviction import Eviction
 from holdover.prefix.policies import DEFAULT_POLICY, CheckpointPolicy
 from holdover.retention import Element, RefreshPolicy, RetentionPlan
 
@@ -40,6 +41,8 @@ class EngineOptions:
         packed_slots: packed slots, likewise.
         dense_spill: whether checkpoints may stay dense while no packed slot is free.
         watermark: native slots to keep free by demotions ahead of need.
+        eviction: which checkpoint goes first: ``lru`` the least recently used, ``cost`` weighs that against the tokens
+            that it saves for its bytes, ``coverage`` spares the deepest one of every branch.
         packed_above: depth up to which checkpoints are not packed; None for the longest horizon that the plan omits
             where nothing is refreshed, and any depth otherwise.
         max_losses: most lossy restores that a resumed state may have in its past; None for any number.
@@ -77,6 +80,7 @@ class EngineOptions:
     packed_slots: int | None = None
     dense_spill: bool = True
     watermark: int = 1
+    eviction: Eviction = "lru"
     packed_above: int | None = None
     max_losses: int | None = None
     shadow_share: float = 0.0
@@ -102,7 +106,13 @@ class EngineOptions:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.spill_lag < 0 or self.watermark < 0:
             raise ConfigError(f"spill_lag ({self.spill_lag}) and watermark ({self.watermark}) cannot be negative")
-        named = {"element": Element, "refresh": RefreshPolicy, "decode": DecodeMode, "speculate": Speculation}
+        named = {
+            "element": Element,
+            "refresh": RefreshPolicy,
+            "eviction": Eviction,
+            "decode": DecodeMode,
+            "speculate": Speculation,
+        }
         for name, literal in named.items():
             allowed = get_args(literal)
             if getattr(self, name) not in allowed:

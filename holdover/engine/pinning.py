@@ -31,7 +31,7 @@ async def pin(engine: AsyncEngine, tokens: Sequence[int], *, salt: str = "") -> 
 
     pinned = await engine.call(attempt)
     if pinned is None:
-        await engine.generate(list(tokens), SamplingParams(max_tokens=1), salt=salt, checkpoint_at=(len(tokens),))
+        await engine.generate(list(tokens), SamplingParams(max_tokens=0), salt=salt, checkpoint_at=(len(tokens),))
         pinned = await engine.call(attempt)
     if pinned is None:
         raise CapacityError(f"no state slot was left for the checkpoint at depth {len(tokens)}: ask again later")

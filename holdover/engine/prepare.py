@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 from operator import index
 from typing import Any, Protocol
 from uuid import uuid4
 
 from holdover.chunks import Chunk
+from holdover.chunks.selectors import SELECTORS
 from holdover.engine.chunks.request import Part, compose
-from holdover.engine.chunks.settings import ChunkSettings
+from holdover.engine.chunks.settings import DEFAULT_CHUNK_TOKENS, ChunkSettings
 from holdover.engine.grammar import Constrainer, Constraint, Grammar
 from holdover.engine.request import Request
 from holdover.engine.sampling import SamplingDefaults, SamplingParams
@@ -44,6 +46,7 @@ class Preparer:
         max_context: longest sequence that the model and the KV pool allow.
         vocab_size: token ids are below this.
         constrainer: follows grammars; None where there are none.
+        chunk_tokens: most tokens of one of the chunks that a text is cut into.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Preparer:
         max_context: int,
         vocab_size: int,
         constrainer: Constrainer | None = None,
+        chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_context = max_context
@@ -64,6 +68,7 @@ class Preparer:
         self._end_tokens = end_tokens
         self._vocab_size = vocab_size
         self._constrainer = constrainer
+        self._chunk_tokens = chunk_tokens
         self._numbers = itertools.count()
 
     def sequence(self, prompt: str | Iterable[int], params: SamplingParams, **request: Any) -> Sequence:
@@ -115,7 +120,12 @@ class Preparer:
         names = ("selector", "initialiser", "ratio", "window")
         said = {name: request.pop(name, None) for name in names}
         choice = {name: getattr(settings, name) if value is None else value for name, value in said.items()}
-        composition = compose(list(context), query, self._part, **choice)
+        composition = compose(list(context), query, self._part, **choice, extras=settings.extras)
+        if settings.use == "refuse":
+            raise RequestError("this server composes no prompts of chunks: send texts unmarked", param="context")
+        # chunks are cached too: to keep out of the cache is to run all of them
+        if settings.use == "full" or not request.get("use_cache", True):
+            composition = replace(composition, selector=SELECTORS["all"](), why=settings.why)
         if params.prompt_logprobs is not None:
             raise RequestError(
                 "tokens that are reused have no logprobs: leave out prompt_logprobs", param="prompt_logprobs"
@@ -123,7 +133,7 @@ class Preparer:
         if request.get("exact"):
             raise RequestError("a composed state is not exact: leave out exact, or the chunks", param="exact")
         # the next query over the same context repeats all of it
-        request.setdefault("boundaries", (composition.assembly.query.start,))
+        request["checkpoint_at"] = (composition.assembly.query.start, *request.get("checkpoint_at", ()))
         return self.sequence(composition.assembly.tokens, params, composition=composition, **request)
 
     def chunk(self, content: str | Iterable[int]) -> Chunk:
@@ -137,6 +147,36 @@ class Preparer:
             raise RequestError(f"a chunk has 1 to {self.max_context} tokens, not {len(ids)}", param="context")
         self._check_tokens("context", ids)
         return Chunk(ids)
+
+    def chunks(self, content: str | Iterable[int]) -> tuple[Chunk, ...]:
+        """Cut a text into chunks that are not too long: all but the last one as long as they may be.
+
+        Raises:
+            RequestError: it is empty, or no text or token ids.
+        """
+        ids = self._part(content)
+        most = min(self._chunk_tokens, self.max_context)
+        return tuple(self.chunk(ids[start : start + most]) for start in range(0, len(ids) or 1, most))
+
+    def prefix(self, ids: Iterable[int], name: str) -> tuple[int, ...]:
+        """Validate tokens that are to be cached, not continued.
+
+        Args:
+            ids: the tokens.
+            name: the request's field that they are from.
+
+        Raises:
+            RequestError: there are none or too many, or one is not in the vocabulary.
+        """
+        checked = _ids(ids)
+        if not 0 < len(checked) <= self.max_context:
+            raise RequestError(
+                f"{name} gives {len(checked)} tokens: a prefix has 1 to {self.max_context}, this server's context",
+                param=name,
+                code="context_length_exceeded" if checked else "empty_prompt",
+            )
+        self._check_tokens(name, checked)
+        return checked
 
     def _part(self, part: str | Iterable[int]) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode_part(part)) if isinstance(part, str) else _ids(part)
@@ -170,7 +210,7 @@ class Preparer:
         if not ids:
             raise RequestError("the prompt is empty: give at least one token", param="prompt", code="empty_prompt")
         room = self.max_context - len(ids)
-        wanted = params.max_tokens or 1
+        wanted = 1 if params.max_tokens is None else params.max_tokens
         if room < wanted:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens and {wanted} more are to be generated, but this server's context "
@@ -178,7 +218,7 @@ class Preparer:
                 param="prompt" if room < 1 else "max_tokens",
                 code="context_length_exceeded",
             )
-        return params.max_tokens or room
+        return room if params.max_tokens is None else params.max_tokens
 
 
 def _ids(prompt: Iterable[int]) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ class SuffixRefresh:
         place, start = sequence.place, time.perf_counter()
         depth = sequence.computed
         try:
-            rows, rows_lineage = place.rows.view(end=depth), place.hold.node.path_lineage()
+            rows, rows_lineage = place.rows[:depth], place.hold.node.path_lineage()
             count = self.run(place.lease.slot, sequence.tokens[:depth], rows, rows_lineage)
             place.hold.lineage = self._tiers.native.pool.header(place.lease.slot).lineage
         except Exception:

@@ -44,7 +44,9 @@ def add_chunks(report: CacheReport, repair: Repair | None, lineage: Lineage) -> 
     """Say of a request over chunks what was taken from them and what was run, once it was admitted."""
     assert repair is not None
     if repair.is_full:
-        return replace(report, recomputed=repair.usage.recomputed, new=repair.usage.new)
+        # an ordinary request: what it did not find in the cache was run
+        recomputed = sum(position >= report.state_depth for position in repair.assembly.cached)
+        return replace(report, recomputed=recomputed, new=report.prompt_tokens - report.state_depth - recomputed)
     if report.state_depth:
         return replace(report, new=report.prompt_tokens - report.state_depth)
     reused, recomputed, new = repair.usage
@@ -53,6 +55,13 @@ def add_chunks(report: CacheReport, repair: Repair | None, lineage: Lineage) -> 
 
 
 def _reason(request: Request, total: int, kv: int, state: int) -> str:
+    outcome, composition = _outcome(request, total, kv, state), request.composition
+    if composition is None or not composition.why:
+        return outcome
+    return f"{outcome}; chunks were prefilled as part of the prompt: {composition.why}"
+
+
+def _outcome(request: Request, total: int, kv: int, state: int) -> str:
     if not request.use_cache:
         return "miss: the request asked not to use the cache"
     if request.params.prompt_logprobs is not None:

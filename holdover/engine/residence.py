@@ -37,6 +37,21 @@ class Residence:
         available = self.cache.kv.num_free + self.cache.rows.evictable() + self.cache.rows.lent() - kept
         return len(sequence.tokens) - resumed + 1 <= available
 
+    def check_pins(self, sequence: Sequence) -> None:
+        """Check that a waiting sequence can run to its end beside what is pinned, however many others make room.
+
+        Raises:
+            CapacityError: it cannot; the message says what the pins leave.
+        """
+        is_bounded = sequence.request.params.max_tokens is not None
+        room = self._room(sequence)
+        if room < (sequence.max_tokens if is_bounded else sequence.num_generated + 1):
+            pinned, total = sum(self.cache.pins.rows.values()), self.cache.kv.num_rows
+            raise CapacityError(
+                f"pins hold {pinned} of {total} KV rows, and beside them a prompt of {len(sequence.request.prompt)} "
+                f"tokens can have {max(0, room)} more: unpin something, shorten the prompt or lower max_tokens"
+            )
+
     def enter(self, sequence: Sequence) -> Match:
         """Give a sequence a slot with the deepest state that it can resume from; returns what was found.
 
@@ -45,7 +60,10 @@ class Residence:
         """
         namespace, tokens, most = sequence.namespace, sequence.tokens, self._most_losses(sequence)
         source = self._fetch(sequence)
+        room = self._room(sequence)
         opened = self.cache.open(namespace, tokens, reuse=sequence.may_resume, max_losses=most)
+        # one that may go on for as long as there is room ends where pins leave none
+        sequence.max_tokens = min(sequence.max_tokens, room)
         sequence.enter(Place.of(opened))
         return opened.match._replace(source=source)
 
@@ -100,7 +118,7 @@ class Residence:
         depth, place, dense = sequence.computed, sequence.place, sequence.request.exact
         checkpoint = self.cache.tiers.snapshot(place.lease.slot, dense=dense)
         try:
-            tokens, rows = sequence.tokens[:depth], place.rows.view(end=depth)
+            tokens, rows = sequence.tokens[:depth], place.rows[:depth]
             kept = self.cache.publish(place.hold, tokens, rows, checkpoint, dense=dense)
         except BaseException:
             self.cache.tiers.abandon(checkpoint)
@@ -126,7 +144,7 @@ class Residence:
             logger.exception("state at depth %d was not kept", len(tokens))
         finally:
             if place.owned_rows:
-                self.cache.kv.free(place.rows.view(place.hold.depth))
+                self.cache.kv.free(place.rows[place.hold.depth :])
             if place.lease.is_held:
                 place.lease.release()
             self.cache.release(place.hold)
@@ -159,11 +177,23 @@ class Residence:
             others=other_checkpoints,
         )
 
+    def _room(self, sequence: Sequence) -> int:
+        """Most tokens that a sequence can generate, for all that is pinned. O(tokens and nodes of all pins)."""
+        if not self.cache.pins:
+            return sequence.max_tokens
+        pinned, own = self.cache.pins.rows, 0
+        if sequence.may_resume:
+            most = self._most_losses(sequence)
+            match = self.cache.match(sequence.namespace, sequence.tokens, max_losses=most)
+            own = sum(pinned.get(node, 0) for node in match.node.path()) if match.node is not None else 0
+        # the last token that is generated needs no row
+        return self.cache.kv.num_rows - sum(pinned.values()) + own - len(sequence.request.prompt) + 1
+
     def _donate(self, place: Place, tokens: list[int], *, with_state: bool, dense: bool) -> None:
         """Move a place's rows and, if it is of use, its slot to the cache. If it raises, nothing was moved."""
         checkpoint = self.cache.tiers.donate(place.lease) if with_state else None
         try:
-            rows = self.cache.publish(place.hold, tokens, place.rows.view(), checkpoint, dense=dense)
+            rows = self.cache.publish(place.hold, tokens, place.rows[:], checkpoint, dense=dense)
         except BaseException:
             if checkpoint is not None:
                 self.cache.tiers.abandon(checkpoint)

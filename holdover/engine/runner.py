@@ -176,21 +176,20 @@ class Runner:
             raise ValueError(f"spans of one forward need equally many tokens, got {[len(s.tokens) for s in spans]}")
         if stop_after_layer is not None and state is StateMode.LIVE:
             raise ValueError("a forward that stops early leaves its slots torn: run it on scratch slots")
+        follows = kv is not KVMode.OVERWRITE and state is StateMode.LIVE
         for span in spans:
-            _check_places(span, kv)
-            if len(span.rows) != span.end:
+            if span.positions is not None:
+                _check_places(span, span.positions, kv)
+            if not span.has_rows:
                 raise ValueError(f"span at {span.start} of {length} tokens has {len(span.rows)} rows")
-            follows = kv is not KVMode.OVERWRITE and state is StateMode.LIVE
             if follows and self.slots.depth(span.slot) != span.start:
                 raise CheckpointMismatchError(
                     f"slot {span.slot} is at depth {self.slots.depth(span.slot)}, not {span.start}"
                 )
 
 
-def _check_places(span: Span, kv: KVMode) -> None:
-    if span.positions is None:
-        return
-    places = list(span.positions)
+def _check_places(span: Span, positions: Sequence[int], kv: KVMode) -> None:
+    places = list(positions)
     if len(places) != len(span.tokens) or places[0] != span.start or places != sorted(set(places)):
         raise ValueError(f"{len(span.tokens)} tokens from {span.start} on cannot stand at {places[:8]}")
     if kv is KVMode.APPEND and not span.is_consecutive:

@@ -18,7 +18,7 @@ class SamplingParams:
     """How one request is sampled. What is None follows the model's generation defaults.
 
     Attributes:
-        max_tokens: most tokens to generate; None for as many as the context has room for.
+        max_tokens: most tokens to generate; None for as many as there is room for, 0 to compute the prompt alone.
         temperature: 0 for greedy.
         top_p: keep the smallest set of tokens whose probability reaches this.
         top_k: keep this many tokens; 0 for all.
@@ -90,7 +90,7 @@ class SamplingParams:
         for _, bias in self.logit_bias:
             _between("logit_bias", bias, -100.0, 100.0)
         _at_least("top_k", self.top_k, 0)
-        _at_least("max_tokens", self.max_tokens, 1)
+        _at_least("max_tokens", self.max_tokens, 0)
         _at_least("logprobs", self.logprobs, 0)
         _at_least("prompt_logprobs", self.prompt_logprobs, 0)
         if any(not text for text in self.stop):

@@ -12,64 +12,12 @@ import torch
 from holdover.chunks import Repair
 from holdover.engine.grammar import Constraint
 from holdover.engine.request import CacheReport, Output, Request, Timing
+from holdover.engine.rows import RowTable
 from holdover.engine.sampling import TokenLogprob
 from holdover.engine.text import TextStream
 from holdover.errors import OwnershipError
 from holdover.prefix import Hold, Opened
 from holdover.store import SlotLease
-
-
-class RowTable:
-    """KV row of every token of one sequence, in order; grows without copying each time.
-
-    Attributes:
-        stamp: another object as soon as a token's row may have become another.
-    """
-
-    def __init__(self, rows: torch.Tensor) -> None:
-        self.stamp = object()
-        self._buffer = rows.clone()
-        # the same memory: single rows come and go faster without a tensor each
-        self._array = self._buffer.numpy()
-        self._length = len(rows)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def append(self, row: int) -> None:
-        """Add the row of one more token."""
-        self._make_room(self._length + 1)
-        self._array[self._length] = row
-        self._length += 1
-
-    def extend(self, rows: torch.Tensor) -> None:
-        """Add the rows of more tokens, int64 ``[n]``."""
-        end = self._length + len(rows)
-        self._make_room(end)
-        self._buffer[self._length : end] = rows
-        self._length = end
-
-    def view(self, start: int = 0, end: int | None = None) -> torch.Tensor:
-        """Rows of tokens ``start`` to ``end``."""
-        return self._buffer[start : self._length if end is None else end]
-
-    def replace_prefix(self, rows: torch.Tensor) -> None:
-        """Put other rows in the place of the first ones."""
-        self._buffer[: len(rows)] = rows
-        self.stamp = object()
-
-    def truncate(self, length: int) -> torch.Tensor:
-        """Forget the rows from ``length`` on and return them."""
-        self.stamp = object()
-        dropped = self._buffer[length : self._length].clone()
-        self._length = length
-        return dropped
-
-    def _make_room(self, length: int) -> None:
-        if length > len(self._array):
-            grown = torch.empty(max(length, 2 * len(self._array), 64), dtype=torch.int64)
-            grown[: self._length] = self._buffer[: self._length]
-            self._buffer, self._array = grown, grown.numpy()
 
 
 @dataclass
@@ -128,6 +76,7 @@ class Sequence:
         self.max_tokens = max_tokens
         self.constraint = constraint
         self.tokens: list[int] = list(request.prompt)
+        self._prompt_length = len(request.prompt)
         self.computed = 0
         self.checkpoint_depths: tuple[int, ...] = ()
         self.logprobs: list[TokenLogprob] = []
@@ -204,7 +153,7 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         """Number of tokens generated so far."""
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - self._prompt_length
 
     def enter(self, place: Place) -> None:
         """Start, or start again after a preemption, with what ``place`` holds computed."""
@@ -232,11 +181,12 @@ class Sequence:
 
     def finish_reason(self) -> str | None:
         """Why it should end now: ``stop``, ``length`` or not at all."""
-        if self.text.stopped or (self.num_generated and self.tokens[-1] in self.end_tokens):
+        count = self.num_generated
+        if self.text.stopped or (count and self.tokens[-1] in self.end_tokens):
             return "stop"
-        if self.num_generated and self.constraint is not None and self.constraint.is_complete:
+        if count and self.constraint is not None and self.constraint.is_complete:
             return "stop"
-        return "length" if self.num_generated >= self.max_tokens else None
+        return "length" if count >= self.max_tokens else None
 
     def output(self, reason: str, error: Exception | None = None) -> Output:
         """The whole, as it ended."""

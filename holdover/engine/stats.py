@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from holdover.engine.request import CacheReport
 from holdover.state import Lineage
 
 
@@ -30,6 +31,9 @@ class EngineStats:
         refresh_tokens: tokens replayed to recover omitted units.
         refresh_seconds: time that took.
         refreshes_failed: restored states that were used without the refresh that was asked for.
+        composed: requests whose prompt was composed of chunks.
+        chunk_tokens: prompt tokens of requests over chunks, by what was done for them: ``reused`` from chunks,
+            ``recomputed`` or ``new``; what a checkpoint saved is none of them.
     """
 
     prefill_forwards: int = 0
@@ -49,6 +53,8 @@ class EngineStats:
     refresh_tokens: int = 0
     refresh_seconds: float = 0.0
     refreshes_failed: int = 0
+    composed: int = 0
+    chunk_tokens: Counter[str] = field(default_factory=lambda: Counter(reused=0, recomputed=0, new=0))
 
     def count_forward(self, sequences: int, count: int) -> None:
         """A forward ran ``count`` tokens of each of ``sequences``."""
@@ -71,3 +77,8 @@ class EngineStats:
             self.hits[tier] += 1
             self.approximate_hits += not lineage.is_exact
             self.losses_max = max(self.losses_max, lineage.losses)
+
+    def count_chunks(self, report: CacheReport) -> None:
+        """A request over chunks was admitted, as ``report`` says."""
+        self.composed += report.reused > 0
+        self.chunk_tokens.update(reused=report.reused, recomputed=report.recomputed, new=report.new)

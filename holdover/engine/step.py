@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from holdover.engine.rows import RowTable
 from holdover.ops.attention import torch as attention
 from holdover.ops.conv import torch as conv
 from holdover.ops.deferred.log import Cursor
@@ -48,17 +49,14 @@ class Span:
         slot: state slot that the tokens advance.
         tokens: token ids, at least one; every span of one forward has equally many.
         start: position of the first token.
-        rows: KV row of every token at positions ``0 .. end - 1``, int64.
-        stamp: the same object for as long as rows that were handed over once stay what they were; None if nobody
-            says so.
+        rows: KV row of every token at positions ``0 .. end - 1``, int64; a table may know of further ones.
         positions: position of every token, ascending from ``start``; None for consecutive ones.
     """
 
     slot: int
     tokens: Sequence[int]
     start: int
-    rows: torch.Tensor
-    stamp: object | None = None
+    rows: torch.Tensor | RowTable
     positions: Sequence[int] | None = None
 
     @property
@@ -69,12 +67,30 @@ class Span:
     @property
     def end(self) -> int:
         """Position behind the last token."""
-        return self.places[-1] + 1
+        return self.start + len(self.tokens) if self.positions is None else self.positions[-1] + 1
 
     @property
     def is_consecutive(self) -> bool:
         """Whether no position between two tokens is left out."""
-        return self.end - self.start == len(self.tokens)
+        return self.positions is None or self.end - self.start == len(self.tokens)
+
+    @property
+    def stamp(self) -> object | None:
+        """The same object for as long as rows once handed over stay what they were; None if nobody says so."""
+        return self.rows.stamp if isinstance(self.rows, RowTable) else None
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether every token up to its last one has a row."""
+        known, end = len(self.rows), self.end
+        return known >= end if isinstance(self.rows, RowTable) else known == end
+
+    def own_rows(self) -> list[int]:
+        """Rows of its own tokens, which must be consecutive."""
+        if isinstance(self.rows, RowTable):
+            return self.rows.numbers(self.start, self.end)
+        rows: list[int] = self.rows[self.start : self.end].tolist()
+        return rows
 
 
 class RecurrenceOp(Protocol):

@@ -22,6 +22,7 @@ import torch
 
 from holdover.errors import CapacityError, CheckpointMismatchError, OwnershipError
 from holdover.prefix import tree
+from holdover.prefix.eviction.standing import standing_at
 from holdover.prefix.hold import Hold, Match, Opened
 from holdover.prefix.pins import Pins
 from holdover.prefix.rows import TreeRows
@@ -271,6 +272,7 @@ class PrefixCache:
             self.counters["checkpoints_improved"] += 1
         node.checkpoint = checkpoint
         checkpoint.on_evict = partial(self._forget_state, node, checkpoint)
+        checkpoint.standing = partial(standing_at, node)
         self.counters["checkpoints_published"] += 1
         self.tiers.keep(checkpoint, dense=dense)
 

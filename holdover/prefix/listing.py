@@ -6,6 +6,8 @@ import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count, islice
 
 from holdover.prefix.cache import PrefixCache
 from holdover.prefix.tree import Node, Root
@@ -43,23 +45,37 @@ class CacheEntry:
     is_spilled: bool
 
 
-def entries(cache: PrefixCache) -> list[CacheEntry]:
-    """Every resident checkpoint, by tenant, then depth first. Mutates nothing. O(nodes)."""
+def entries(cache: PrefixCache, most: int | None = None) -> list[CacheEntry]:
+    """Resident checkpoints, the shallowest first. Mutates nothing.
+
+    Args:
+        cache: the cache.
+        most: how many to list; None for all. Nodes that are deeper than the last one are not visited.
+    """
     now = time.monotonic()
-    return [entry for root in cache.roots.values() for entry in _below(cache, root, now)]
+    return list(islice(_by_depth(cache, now), most))
 
 
-def _below(cache: PrefixCache, root: Root, now: float) -> Iterator[CacheEntry]:
-    tenant = hashlib.sha256(root.namespace).hexdigest()[:8]
-    # with the lineage of the rows and the key of the last checkpoint above
-    pending: list[tuple[Node, Lineage, bytes | None]] = [(root, root.lineage, None)]
+def _by_depth(cache: PrefixCache, now: float) -> Iterator[CacheEntry]:
+    # a node is never shallower than its parent; numbers order those of one depth, which cannot be compared
+    numbers = count()
+    # with the tenant, the lineage of the rows and the key of the last checkpoint above
+    pending: list[tuple[int, int, Node, str, Lineage, bytes | None]] = [
+        (root.depth, next(numbers), root, _tenant(root), root.lineage, None) for root in cache.roots.values()
+    ]
+    heapify(pending)
     while pending:
-        node, above, parent = pending.pop()
+        _, _, node, tenant, above, parent = heappop(pending)
         lineage = above.worst(node.lineage)
         if node.checkpoint is not None:
             yield _entry(cache, node, lineage, tenant, parent, now)
             parent = node.checkpoint.header.key
-        pending += [(child, lineage, parent) for child in node.children.values()]
+        for child in node.children.values():
+            heappush(pending, (child.depth, next(numbers), child, tenant, lineage, parent))
+
+
+def _tenant(root: Root) -> str:
+    return hashlib.sha256(root.namespace).hexdigest()[:8]
 
 
 def _entry(cache: PrefixCache, node: Node, rows: Lineage, tenant: str, parent: bytes | None, now: float) -> CacheEntry:

@@ -50,6 +50,11 @@ class Pins:
     def __iter__(self) -> Iterator[Pin]:
         return iter(self._holds)
 
+    @property
+    def rows(self) -> dict[Node, int]:
+        """The nodes whose rows pins hold, with the number of each one's. O(nodes of all pins)."""
+        return {node: len(node.tokens) for hold in self._holds.values() for node in hold.node.path()}
+
     def holds(self) -> list[Hold]:
         """Claims of all pins on the tree."""
         return list(self._holds.values())
@@ -116,9 +121,8 @@ class Pins:
             raise _over_budget(f"{kept} of {total} {tier} state slots are pinned")
 
     def _check_rows(self, node: Node) -> None:
-        paths = [hold.node.path() for hold in self._holds.values()]
-        pinned = {id(one): len(one.tokens) for path in paths for one in path}
-        wanted = pinned | {id(one): len(one.tokens) for one in node.path()}
+        pinned = self.rows
+        wanted = pinned | {one: len(one.tokens) for one in node.path()}
         total = self._rows.kv.num_rows
         if sum(wanted.values()) > total // 2:
             more = sum(wanted.values()) - sum(pinned.values())

@@ -78,8 +78,8 @@ class TreeRows:
         return 0 if self.lender is None else self.lender.reclaimable
 
     def balance(self) -> Balance:
-        """Where the KV rows are; rows that a sequence owns itself count as locked."""
-        cached, free, total = self.evictable(), self.kv.num_free, self.kv.num_rows
+        """Where the KV rows are; rows that a sequence owns itself count as locked, those of idle chunks as cached."""
+        cached, free, total = self.evictable() + self.lent(), self.kv.num_free, self.kv.num_rows
         return Balance(free, cached, total - free - cached, total)
 
     def flush(self) -> None:

@@ -74,13 +74,13 @@ def _decay_profile(report: RetentionReport) -> Picture:
     cumulated.plot(decay.numpy(), torch.linspace(0, 1, len(decay)).numpy())
     cumulated.axvline(median, linestyle="--", color="0.4")
     cumulated.set(xlabel="one-step decay", ylabel="fraction of units", xlim=(0, 1), ylim=(0, 1))
-    return _picture("decay-profile", f"Static one-step decay of {len(decay):,} units, median {median:.3f}", figure)
+    return picture_of("decay-profile", f"Static one-step decay of {len(decay):,} units, median {median:.3f}", figure)
 
 
 def _head_horizons(report: RetentionReport) -> Picture:
     figure, axes = _map_of_heads(report)
     _show_horizons(figure, axes, _stacked(report, report.plan.horizons))
-    return _picture("head-horizons", "Static horizon of every head in tokens", figure)
+    return picture_of("head-horizons", "Static horizon of every head in tokens", figure)
 
 
 def _retained_channels(report: RetentionReport, window: Window) -> Picture:
@@ -96,7 +96,7 @@ def _retained_channels(report: RetentionReport, window: Window) -> Picture:
         f"({100 * summary.mixed_pairs:.1f} %) keep some, {empty:,} none, {summary.whole:,} all; "
         f"layer means {_range(window)}"
     )
-    return _picture(f"retained-w{summary.w_max}", caption, figure)
+    return picture_of(f"retained-w{summary.w_max}", caption, figure)
 
 
 def _typical_channels(report: RetentionReport, window: Window) -> Picture:
@@ -111,7 +111,7 @@ def _typical_channels(report: RetentionReport, window: Window) -> Picture:
         f"Horizons of layer {layer.index}, whose retained fraction at {summary.w_max:,} tokens ({mean:.3f}) is closest "
         "to the median of the layers"
     )
-    return _picture(f"channels-w{summary.w_max}", caption, figure)
+    return picture_of(f"channels-w{summary.w_max}", caption, figure)
 
 
 def _layer_means(report: RetentionReport) -> Picture:
@@ -123,7 +123,7 @@ def _layer_means(report: RetentionReport) -> Picture:
         axes.plot(indices, window.summary.layer_means, marker=".", label=label)
     axes.set(xlabel="layer", ylabel="retained fraction", ylim=(-0.02, 1.02))
     figure.legend(loc="outside right upper", title="cutoff (range)", fontsize="small")
-    return _picture("layer-means", "Mean retained fraction of every recurrent layer", figure)
+    return picture_of("layer-means", "Mean retained fraction of every recurrent layer", figure)
 
 
 def _map_of_heads(report: RetentionReport) -> tuple[Figure, Axes]:
@@ -152,7 +152,8 @@ def _range(window: Window) -> str:
     return "{:.3f} to {:.3f}".format(*window.summary.layer_range)
 
 
-def _picture(name: str, caption: str, figure: Figure) -> Picture:
+def picture_of(name: str, caption: str, figure: Figure) -> Picture:
+    """A figure with its caption as its title."""
     file = BytesIO()
     figure.suptitle("\n".join(wrap(caption, _TITLE_WIDTH)), fontsize="small")
     figure.savefig(file, format="png", dpi=120)

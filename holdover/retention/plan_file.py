@@ -22,6 +22,8 @@ from holdover.errors import PlanError
 from holdover.retention.plan import RetentionPlan
 from holdover.retention.quality import OperatingPoint, QualityGate
 
+# a folder of its own: servers take every safetensors file that lies beside a model for weights
+BESIDE = "holdover"
 PLAN_NAME = "plan.safetensors"
 VERSION = 1
 _FORMAT = "holdover.retention-plan"
@@ -75,14 +77,14 @@ def read_plan(path: Path) -> RetentionPlan:
 
 
 def find_plans(model_dir: Path, fingerprint: str, user_dir: Path | None = None) -> list[Path]:
-    """Where plans of a model are: beside it, then in the user's directory.
+    """Where plans of a model are: in the folder ``holdover`` of its own, then in the user's directory.
 
     Args:
         model_dir: the model's directory; it need not exist (a remote model).
         fingerprint: the model's fingerprint, which names its plan in the user's directory.
         user_dir: the user's directory; `user_plans` if None.
     """
-    places = (model_dir / PLAN_NAME, user_plan(fingerprint, user_dir))
+    places = (model_dir / BESIDE / PLAN_NAME, user_plan(fingerprint, user_dir))
     return [place for place in places if place.is_file()]
 
 

@@ -13,12 +13,13 @@ from holdover.engine.async_engine import AsyncEngine
 from holdover.engine.chat import prefix_of
 from holdover.engine.core import EngineCore
 from holdover.engine.pinning import pin
-from holdover.engine.sampling import SamplingParams
 from holdover.errors import RequestError
 from holdover.prefix.listing import CacheEntry, entries
 from holdover.prefix.pins import Pin
 from holdover.server.errors import ApiError
+from holdover.server.listings import Entries, Flushed, PinAnswer, PinList, Unpinned, UnpinnedAll
 from holdover.server.messages import ChatMessage
+from holdover.server.openapi import operation
 from holdover.server.parsing import parse
 from holdover.server.wire import Json, json_response, read_object
 
@@ -26,9 +27,13 @@ PINS = "/v1/cache/pins"
 MAX_PAGE = 1000
 # enough of a key to tell any two apart
 _ID_BYTES = 8
-_ONE = SamplingParams(max_tokens=1)
 _CURSOR = re.compile(r"(\d{1,12})-([0-9a-f]{16})", re.ASCII)
-_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
+ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
+# what `page_of` reads, for the API's description
+PAGE = (
+    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE}},
+    {"name": "after", "in": "query", "schema": {"type": "string", "pattern": "^[0-9]{1,12}-[0-9a-f]{16}$"}},
+)
 
 
 class PinRequest(BaseModel):
@@ -56,62 +61,66 @@ class PinRequest(BaseModel):
         Raises:
             RequestError: the engine cannot run it.
         """
-        tokenizer, prompt = engine.engine.loaded.tokenizer, self.tokens
+        tokenizer, prepare = engine.engine.loaded.tokenizer, engine.engine.prepare
         if self.text is not None:
-            prompt = tokenizer.encode(self.text)
+            return prepare.prefix(tokenizer.encode(self.text), "text")
         if self.messages is not None:
-            prompt = prefix_of(tokenizer, [message.for_template(as_text=False) for message in self.messages])
-        return engine.sequence(prompt or [], _ONE).request.prompt
+            messages = [message.for_template(as_text=False) for message in self.messages]
+            return prepare.prefix(prefix_of(tokenizer, messages), "messages")
+        return prepare.prefix(self.tokens or [], "tokens")
 
 
 def add_cache(app: FastAPI, engine: AsyncEngine, max_body: int) -> None:
     """Add the routes."""
 
-    @app.get("/v1/cache/entries")
+    @app.get(
+        "/v1/cache/entries",
+        **operation("List checkpoints, the shallowest first", Entries, errors=[400], parameters=PAGE),
+    )
     async def list_entries(request: Request) -> Response:
-        limit, after = _page(request)
+        limit, after = page_of(request)
         found = await engine.call(lambda core: entries(core.cache))
         found.sort(key=place)
         rest = [entry for entry in found if after is None or place(entry) > after]
         page = rest[:limit]
-        more = f"{page[-1].depth}-{_id(page[-1].key)}" if len(rest) > limit else None
+        more = f"{page[-1].depth}-{id_of(page[-1].key)}" if len(rest) > limit else None
         data = [entry_body(entry) for entry in page]
         return json_response({"object": "list", "data": data, "total": len(found), "next": more})
 
-    @app.post("/v1/cache/flush")
+    @app.post("/v1/cache/flush", **operation("Drop what is neither pinned nor in use", Flushed))
     async def flush(_: Request) -> Response:
         dropped = await engine.call(lambda core: core.cache.flush())
         return json_response({"object": "cache.flush", "checkpoints": dropped})
 
-    @app.get(PINS)
+    @app.get(PINS, **operation("List pins", PinList))
     async def list_pins(_: Request) -> Response:
         pins = await engine.call(lambda core: list(core.cache.pins))
         return json_response({"object": "list", "data": [_pin(one) for one in pins]})
 
-    @app.post(PINS)
+    @app.post(PINS, **operation("Pin a prefix", PinAnswer, body=PinRequest, admitted=True))
     async def add_pin(request: Request) -> Response:
         asked = parse(PinRequest, await read_object(request, max_body))
         asked.check()
         tokens = await asyncio.to_thread(asked.prefix, engine)
         return json_response(_pin(await pin(engine, tokens, salt=asked.cache_salt or "")))
 
-    @app.delete(PINS)
+    @app.delete(PINS, **operation("Unpin everything", UnpinnedAll))
     async def remove_pins(_: Request) -> Response:
         return json_response(
             {"object": "cache.pins", "deleted": await engine.call(lambda core: core.cache.pins.clear())}
         )
 
-    @app.delete(PINS + "/{pin_id}")
+    @app.delete(PINS + "/{pin_id}", **operation("Unpin a prefix", Unpinned, errors=[404]))
     async def remove_pin(pin_id: str) -> Response:
         def remove(core: EngineCore) -> bool:
             return core.cache.pins.remove(bytes.fromhex(pin_id))
 
-        if not _ID.fullmatch(pin_id) or not await engine.call(remove):
+        if not ID.fullmatch(pin_id) or not await engine.call(remove):
             raise ApiError(404, f"no pin has the id {pin_id!r}", code="pin_not_found")
         return json_response({"object": "cache.pin", "id": pin_id, "deleted": True})
 
 
-def _page(request: Request) -> tuple[int, tuple[int, str] | None]:
+def page_of(request: Request) -> tuple[int, tuple[int, str] | None]:
     """How many entries to show, and the place behind which they begin."""
     asked = dict(request.query_params)
     limit, after = asked.pop("limit", "100"), asked.pop("after", None)
@@ -129,17 +138,17 @@ def _page(request: Request) -> tuple[int, tuple[int, str] | None]:
 
 def place(entry: CacheEntry) -> tuple[int, str]:
     """Order of the list. It does not change, so that a page may begin where one was that is gone by now."""
-    return entry.depth, _id(entry.key)
+    return entry.depth, id_of(entry.key)
 
 
 def entry_body(entry: CacheEntry) -> Json:
     """An entry as clients see it."""
     return {
         "object": "cache.entry",
-        "id": _id(entry.key),
+        "id": id_of(entry.key),
         "tenant": entry.tenant,
         "depth": entry.depth,
-        "parent": None if entry.parent is None else _id(entry.parent),
+        "parent": None if entry.parent is None else id_of(entry.parent),
         "bytes": entry.nbytes,
         "tier": entry.tier,
         "lineage": str(entry.lineage),
@@ -151,8 +160,9 @@ def entry_body(entry: CacheEntry) -> Json:
 
 
 def _pin(one: Pin) -> dict[str, Any]:
-    return {"object": "cache.pin", "id": _id(one.key), "depth": one.depth}
+    return {"object": "cache.pin", "id": id_of(one.key), "depth": one.depth}
 
 
-def _id(key: bytes) -> str:
+def id_of(key: bytes) -> str:
+    """A key as clients see it."""
     return key[:_ID_BYTES].hex()

@@ -8,13 +8,8 @@ from typing import Any
 
 from holdover.engine.request import Output, Update
 from holdover.engine.sampling import TokenLogprob
-from holdover.server.logprobs import (
-    TokenText,
-    chat_logprobs,
-    completion_logprobs,
-    echoed_logprobs,
-    prompt_logprobs,
-)
+from holdover.server.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs, prompt_logprobs
+from holdover.server.offsets import Offsets, Vocabulary
 from holdover.server.tools import Call, CallArguments, CallStart, Content, Event, Message, Reasoning, ReplyReader
 
 Json = dict[str, Any]
@@ -25,12 +20,12 @@ class ChoiceShape(ABC):
 
     Args:
         index: its number in the answer.
-        text: text of one token.
+        vocabulary: what tokens stand for.
     """
 
-    def __init__(self, index: int, text: TokenText) -> None:
+    def __init__(self, index: int, vocabulary: Vocabulary) -> None:
         self._index = index
-        self._token_text = text
+        self._vocabulary = vocabulary
         self._is_open = False
 
     @abstractmethod
@@ -66,18 +61,18 @@ class ChatChoice(ChoiceShape):
 
     Args:
         index: its number in the answer.
-        text: text of one token.
+        vocabulary: what tokens stand for.
         reader: tells thoughts and calls from the text.
     """
 
-    def __init__(self, index: int, text: TokenText, reader: ReplyReader) -> None:
-        super().__init__(index, text)
+    def __init__(self, index: int, vocabulary: Vocabulary, reader: ReplyReader) -> None:
+        super().__init__(index, vocabulary)
         self._reader = reader
 
     def whole(self, output: Output, first: Output) -> Json:
         """The choice in one body."""
         message = Message.of([*self._reader.push(output.text), *self._reader.finish()])
-        logprobs = None if output.logprobs is None else chat_logprobs(output.logprobs, self._token_text)
+        logprobs = None if output.logprobs is None else chat_logprobs(output.logprobs, self._vocabulary)
         reason = self._reason(output)
         return {"index": self._index, "message": _message(message), "logprobs": logprobs, "finish_reason": reason}
 
@@ -89,7 +84,7 @@ class ChatChoice(ChoiceShape):
         if logprobs:
             # they go with the first piece; where the text is held back, with none
             deltas = deltas or [{"content": ""}]
-            yield self._chunk(deltas.pop(0), chat_logprobs(logprobs, self._token_text))
+            yield self._chunk(deltas.pop(0), chat_logprobs(logprobs, self._vocabulary))
         yield from map(self._chunk, deltas)
 
     def _closing(self, output: Output) -> Iterator[Json]:
@@ -109,30 +104,31 @@ class CompletionChoice(ChoiceShape):
 
     Args:
         index: its number in the answer.
-        text: text of one token.
+        vocabulary: what tokens stand for.
         echo: text to begin with; None for none.
     """
 
-    def __init__(self, index: int, text: TokenText, echo: str | None = None) -> None:
-        super().__init__(index, text)
+    def __init__(self, index: int, vocabulary: Vocabulary, echo: str | None = None) -> None:
+        super().__init__(index, vocabulary)
         self._echo = echo
-        self._offset = len(echo or "")
+        self._offsets = Offsets(vocabulary, start=len(echo or ""))
 
     def whole(self, output: Output, first: Output) -> Json:
         """The choice in one body."""
         choice = self._chunk((self._echo or "") + output.text, self._logprobs(output, first))
         if self._echo is None and first.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(first.prompt_logprobs, self._token_text)
+            choice["prompt_logprobs"] = prompt_logprobs(first.prompt_logprobs, self._vocabulary)
         return choice | {"finish_reason": output.finish_reason}
 
     def _logprobs(self, output: Output, first: Output) -> Json | None:
         if output.logprobs is None:
             return None
+        reported = completion_logprobs(output.logprobs, self._vocabulary, self._offsets)
         if self._echo is not None and first.prompt_logprobs is not None:
             prompt = [entry for entry in first.prompt_logprobs if entry is not None]
-            entries = [*prompt, *output.logprobs]
-            return echoed_logprobs(first.prompt_token_ids[0], entries, self._token_text)
-        return completion_logprobs(output.logprobs, self._token_text)
+            echoed = echoed_logprobs(first.prompt_token_ids[0], prompt, self._vocabulary, self._echo)
+            return {name: echoed[name] + values for name, values in reported.items()}
+        return reported
 
     def _opening(self) -> Iterator[Json]:
         if self._echo is not None:
@@ -141,8 +137,7 @@ class CompletionChoice(ChoiceShape):
     def _deltas(self, text: str, logprobs: Sequence[TokenLogprob] | None) -> Iterator[Json]:
         reported = None
         if logprobs:
-            reported = completion_logprobs(logprobs, self._token_text, self._offset)
-            self._offset += sum(map(len, reported["tokens"]))
+            reported = completion_logprobs(logprobs, self._vocabulary, self._offsets)
         if text or reported:
             yield self._chunk(text, reported)
 

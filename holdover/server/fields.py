@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from holdover.engine.grammar import Grammar
+from holdover.server import composing
 from holdover.server.strict import closed
 from holdover.server.tools.definitions import NamedChoice, ToolChoice
 
@@ -30,19 +31,13 @@ def prompts(value: object) -> object:
     return several
 
 
-def content(value: object) -> str:
-    """A message's ``content``: its text."""
+def content(value: object) -> tuple[str | composing.ChunkText, ...]:
+    """A message's ``content``: its text, and between it what is marked as chunks."""
     if isinstance(value, str):
-        return value
+        return (value,)
     if not isinstance(value, list):
         raise ValueError("must be a string or a list of text parts")
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise ValueError(f"only text is supported, and a part is of type {kind!r}")
-        if not isinstance(part.get("text"), str):
-            raise ValueError("a text part needs a string in 'text'")
-    return "".join(part["text"] for part in value)
+    return tuple(map(composing.part, value))
 
 
 def logit_bias(value: object) -> object:

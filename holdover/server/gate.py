@@ -152,7 +152,7 @@ class Admission:
         Raises:
             ApiError: there is no room, or not any more.
         """
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
         elif scope["path"] in self._paths:
             await self._admit(scope, receive, send)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from holdover.engine.async_engine import AsyncEngine
 from holdover.engine.chat import render_chat
+from holdover.engine.chunks.conversation import Placeholders, render_composed
 from holdover.engine.sampling import SamplingParams
 from holdover.engine.sequence import Sequence as EngineSequence
 from holdover.errors import RequestError
 from holdover.server.choices import ChatChoice, CompletionChoice
+from holdover.server.composing import ChunkChoice
 from holdover.server.replies import ReplyPlan
 from holdover.server.schemas import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest
 from holdover.server.shapes import CHAT, COMPLETION, Kind, Shape
@@ -39,7 +43,7 @@ def completion_job(asked: CompletionRequest, engine: AsyncEngine, model: str) ->
     """
     tokenizer = engine.engine.loaded.tokenizer
     params = asked.sampling(
-        max_tokens=asked.max_tokens or DEFAULT_COMPLETION_TOKENS,
+        max_tokens=DEFAULT_COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens,
         logprobs=asked.logprobs,
         prompt_logprobs=asked.echoed_logprobs,
     )
@@ -48,14 +52,14 @@ def completion_job(asked: CompletionRequest, engine: AsyncEngine, model: str) ->
         ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         name = answer if len(asked.prompt) == 1 else f"{answer}-{number}"
         try:
-            groups.append(_choices(engine, ids, params, asked.n, name, asked.caching))
+            groups.append(_choices(_Prompt(ids, partial(engine.sequence, ids)), params, asked.n, name, asked.caching))
         except RequestError as error:
             raise error if len(asked.prompt) == 1 else _of_prompt(number, error) from None
         echo = None
         if asked.echo:
             echo = prompt if isinstance(prompt, str) else tokenizer.verbatim.decode(prompt)
         first = number * asked.n
-        choices += [CompletionChoice(i, tokenizer.token_text, echo) for i in range(first, first + asked.n)]
+        choices += [CompletionChoice(i, tokenizer, echo) for i in range(first, first + asked.n)]
     shape = Shape(COMPLETION, answer, model, choices, per_prompt=asked.n, include_usage=asked.include_usage)
     return Job(tuple(groups), shape)
 
@@ -67,40 +71,74 @@ def chat_job(asked: ChatRequest, engine: AsyncEngine, model: str) -> Job:
         RequestError: the template or the engine cannot use it.
     """
     tokenizer = engine.engine.loaded.tokenizer
-    plan = ReplyPlan.of(asked, tokenizer)
-    messages = [message.for_template(as_text=plan.format.takes_text) for message in asked.messages]
-    ids, boundaries = render_chat(tokenizer, messages, **{**asked.chat_template_kwargs, **plan.options})
-    in_thought = plan.is_in_thought(ids)
-    params = asked.sampling(
-        max_tokens=asked.limit,
-        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-        logit_bias=asked.logit_bias + plan.bias,
-        grammar=plan.grammar(engine.engine.prepare, in_thought=in_thought),
-        skip_special_tokens=not plan.is_verbatim,
-    )
-    answer = _id(CHAT)
-    try:
-        group = _choices(engine, ids, params, asked.n, answer, asked.caching | {"boundaries": boundaries})
-    except RequestError as error:
-        # the engine names its own fields
-        names = {"prompt": "messages"}
-        if asked.max_completion_tokens is not None:
-            names["max_tokens"] = "max_completion_tokens"
-        raise RequestError(str(error), param=names.get(error.param or "", error.param), code=error.code) from error
-    choices = [ChatChoice(i, tokenizer.token_text, plan.reader(in_thought=in_thought)) for i in range(asked.n)]
+    with _own_names(asked):
+        plan = ReplyPlan.of(asked, tokenizer)
+        prompt = _rendered(asked, engine, plan)
+        in_thought = plan.is_in_thought(prompt.tokens)
+        params = asked.sampling(
+            max_tokens=asked.limit,
+            logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+            logit_bias=asked.logit_bias + plan.bias,
+            grammar=plan.grammar(engine.engine.prepare, in_thought=in_thought),
+            skip_special_tokens=not plan.is_verbatim,
+        )
+        answer = _id(CHAT)
+        group = _choices(prompt, params, asked.n, answer, asked.caching)
+    choices = [ChatChoice(i, tokenizer, plan.reader(in_thought=in_thought)) for i in range(asked.n)]
     shape = Shape(CHAT, answer, model, choices, per_prompt=asked.n, include_usage=asked.include_usage)
     return Job((group,), shape)
 
 
+@contextmanager
+def _own_names(asked: ChatRequest) -> Iterator[None]:
+    """Put the request's names of fields where the engine says its own."""
+    try:
+        yield
+    except RequestError as error:
+        names = dict.fromkeys(("prompt", "context", "query"), "messages")
+        names |= {name: f"holdover.{name}" for name in ChunkChoice.model_fields}
+        if asked.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        raise RequestError(str(error), param=names.get(error.param or "", error.param), code=error.code) from error
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """A prompt, as often as there are choices of it.
+
+    Attributes:
+        tokens: its tokens.
+        sequence: makes one choice, of how to sample and further fields of `Request`.
+    """
+
+    tokens: Sequence[int]
+    sequence: Callable[..., EngineSequence]
+
+
+def _rendered(asked: ChatRequest, engine: AsyncEngine, plan: ReplyPlan) -> _Prompt:
+    """The conversation as its template shows it, around chunks if there are any."""
+    tokenizer, prepare = engine.engine.loaded.tokenizer, engine.engine.prepare
+    options, as_text = {**asked.chat_template_kwargs, **plan.options}, plan.format.takes_text
+    if not asked.has_chunks:
+        ids, boundaries = render_chat(tokenizer, [m.for_template(as_text=as_text) for m in asked.messages], **options)
+        return _Prompt(ids, partial(engine.sequence, ids, boundaries=boundaries))
+    marks = Placeholders()
+    messages = [message.for_template(as_text=as_text, chunk=marks.put) for message in asked.messages]
+    chat = render_composed(tokenizer, messages, marks, prepare.chunks, **options)
+    said = asked.holdover.model_dump() if asked.holdover is not None else {}
+    said |= {"settings": engine.engine.options.chunks, "boundaries": chat.boundaries}
+    return _Prompt(chat.tokens, partial(prepare.composed, chat.context, chat.query, **said))
+
+
 def _choices(
-    engine: AsyncEngine, ids: Sequence[int], params: SamplingParams, count: int, name: str, request: dict[str, Any]
+    prompt: _Prompt, params: SamplingParams, count: int, name: str, request: dict[str, Any]
 ) -> tuple[EngineSequence, ...]:
     """Choices of one prompt. The first one computes it for the others, and alone reports on it."""
     if count == 1:
-        return (engine.sequence(ids, params, id=name, **request),)
-    depth = len(ids) - 1
-    first = engine.sequence(ids, params, id=f"{name}-0", **request, checkpoint_at=(depth,) if depth > 0 else ())
-    others = (engine.sequence(ids, _choice_params(params, i), id=f"{name}-{i}", **request) for i in range(1, count))
+        return (prompt.sequence(params, id=name, **request),)
+    depth = len(prompt.tokens) - 1
+    first = prompt.sequence(params, id=f"{name}-0", **request, checkpoint_at=(depth,) if depth > 0 else ())
+    others = (prompt.sequence(_choice_params(params, i), id=f"{name}-{i}", **request) for i in range(1, count))
     return (first, *others)
 
 

@@ -2,83 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from holdover.engine.sampling import TokenLogprob
+from holdover.server.offsets import Offsets, Vocabulary
 
 Json = dict[str, Any]
-TokenText = Callable[[int], str]
 
 # what OpenAI sends for a token of no probability, which JSON has no number for
 _FLOOR = -9999.0
-_REPLACEMENT = "\ufffd"
 
 
-def chat_logprobs(entries: Sequence[TokenLogprob], text: TokenText) -> Json:
+def chat_logprobs(entries: Sequence[TokenLogprob], vocabulary: Vocabulary) -> Json:
     """``choices[].logprobs`` of a chat completion."""
     content = []
     for entry in entries:
-        top = [_chat_entry(text(token), logprob) for token, logprob in entry.top]
-        content.append(_chat_entry(text(entry.token), entry.logprob) | {"top_logprobs": top})
+        top = [_chat_entry(token, logprob, vocabulary) for token, logprob in entry.top]
+        content.append(_chat_entry(entry.token, entry.logprob, vocabulary) | {"top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(entries: Sequence[TokenLogprob], text: TokenText, offset: int = 0) -> Json:
-    """``choices[].logprobs`` of a completion.
+def completion_logprobs(entries: Sequence[TokenLogprob], vocabulary: Vocabulary, offsets: Offsets) -> Json:
+    """``choices[].logprobs`` of a completion, or of a part of one.
 
     Args:
         entries: one a token.
-        text: text of one token.
-        offset: characters of the text before the first token.
+        vocabulary: what tokens stand for.
+        offsets: has been told of the tokens before.
     """
-    tokens = [text(entry.token) for entry in entries]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
     return {
-        "tokens": tokens,
+        "tokens": [vocabulary.token_text(entry.token) for entry in entries],
         "token_logprobs": [_number(entry.logprob) for entry in entries],
-        "top_logprobs": [_by_text(entry, text) for entry in entries],
-        "text_offset": offsets,
+        "top_logprobs": [_by_text(entry, vocabulary) for entry in entries],
+        "text_offset": [offsets.place(entry.token) for entry in entries],
     }
 
 
-def echoed_logprobs(first: int, entries: Sequence[TokenLogprob], text: TokenText) -> Json:
-    """The same of a completion that begins with its prompt, whose first token nothing is known of.
+def echoed_logprobs(first: int, entries: Sequence[TokenLogprob], vocabulary: Vocabulary, text: str) -> Json:
+    """The same of a prompt, of whose first token nothing is known.
 
     Args:
         first: that token.
         entries: one for each token after it.
-        text: text of one token.
+        vocabulary: what tokens stand for.
+        text: the prompt as the completion begins with it.
     """
-    token = text(first)
-    reported = completion_logprobs(entries, text, len(token))
-    unknown = {"tokens": token, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+    offsets = Offsets(vocabulary, text=text)
+    unknown: Json = {"tokens": vocabulary.token_text(first), "text_offset": offsets.place(first)}
+    unknown |= {"token_logprobs": None, "top_logprobs": None}
+    reported = completion_logprobs(entries, vocabulary, offsets)
     return {name: [unknown[name], *values] for name, values in reported.items()}
 
 
-def prompt_logprobs(entries: Sequence[TokenLogprob | None], text: TokenText) -> list[Json | None]:
+def prompt_logprobs(entries: Sequence[TokenLogprob | None], vocabulary: Vocabulary) -> list[Json | None]:
     """``choices[].prompt_logprobs`` of a completion: by token id; a token outside the best ones has no rank."""
-    return [None if entry is None else _by_id(entry, text) for entry in entries]
+    return [None if entry is None else _by_id(entry, vocabulary) for entry in entries]
 
 
-def _chat_entry(token: str, logprob: float) -> Json:
-    # a token that ends within a character has no text of its own, and its bytes are not known here
-    known = None if _REPLACEMENT in token else list(token.encode("utf-8", "surrogatepass"))
-    return {"token": token, "logprob": _number(logprob), "bytes": known}
+def _chat_entry(token: int, logprob: float, vocabulary: Vocabulary) -> Json:
+    spelled = vocabulary.token_bytes(token)
+    known = None if spelled is None else list(spelled)
+    return {"token": vocabulary.token_text(token), "logprob": _number(logprob), "bytes": known}
 
 
-def _by_text(entry: TokenLogprob, text: TokenText) -> dict[str, float]:
+def _by_text(entry: TokenLogprob, vocabulary: Vocabulary) -> dict[str, float]:
     best: dict[str, float] = {}
     for token, logprob in (*entry.top, (entry.token, entry.logprob)):
         # several tokens may have the same text: the most probable one stands for them
-        best.setdefault(text(token), _number(logprob))
+        best.setdefault(vocabulary.token_text(token), _number(logprob))
     return best
 
 
-def _by_id(entry: TokenLogprob, text: TokenText) -> Json:
+def _by_id(entry: TokenLogprob, vocabulary: Vocabulary) -> Json:
+    text = vocabulary.token_text
     found = {
         str(token): {"logprob": _number(logprob), "rank": rank, "decoded_token": text(token)}
         for rank, (token, logprob) in enumerate(entry.top, start=1)

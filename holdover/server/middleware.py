@@ -18,7 +18,7 @@ access = logging.getLogger("holdover.access")
 HEADER = b"x-request-id"
 _ACCEPTABLE = re.compile(rb"[\x21-\x7e]{1,128}")
 # asked every few seconds by machines
-_QUIET = frozenset({"/health", "/metrics", "/v1/status"})
+QUIET = frozenset({"/health", "/metrics", "/v1/status"})
 
 
 class RequestId:
@@ -72,7 +72,7 @@ def _log(scope: Scope, status: int, seconds: float) -> None:
         "ms": round(seconds * 1e3, 1),
         "client": scope["state"].get("client"),
     }
-    level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
+    level = logging.DEBUG if scope["path"] in QUIET else logging.INFO
     access.log(level, "%(method)s %(path)s %(status)d in %(ms).1f ms", fields, extra={"fields": fields})
 
 

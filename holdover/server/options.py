@@ -41,4 +41,4 @@ class ServerOptions:
     @property
     def public(self) -> frozenset[str]:
         """Paths that need no key: what probes ask, who have none, and what tells nothing of any request."""
-        return frozenset({"/", "/health"}) | (frozenset() if self.guard_metrics else {"/metrics"})
+        return frozenset({"/", "/health", "/openapi.json"}) | (frozenset() if self.guard_metrics else {"/metrics"})

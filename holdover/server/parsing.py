@@ -11,10 +11,11 @@ from holdover.errors import RequestError
 Model = TypeVar("Model", bound=BaseModel)
 
 # fields that no answer depends on here
-_IGNORED = frozenset(
+IGNORED = frozenset(
     {
         "metadata",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",
@@ -23,7 +24,7 @@ _IGNORED = frozenset(
     }
 )
 # fields that are not implemented, with the values that ask for nothing
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
     "function_call": ("none",),
@@ -44,13 +45,13 @@ def parse(model: type[Model], data: dict[str, Any]) -> Model:
     Raises:
         RequestError: a field is unknown, not supported, missing or of the wrong kind; the message names it.
     """
-    known = {name: value for name, value in data.items() if value is not None and name not in _IGNORED}
+    known = {name: value for name, value in data.items() if value is not None and name not in IGNORED}
     for name in [name for name in known if name not in model.model_fields]:
         value = known.pop(name)
-        if name not in _UNSUPPORTED:
+        if name not in UNSUPPORTED:
             raise RequestError(f"unknown field: {name}", param=name, code="unknown_parameter")
-        if value not in _UNSUPPORTED[name]:
-            neutral = " or ".join(map(repr, _UNSUPPORTED[name])) or "null"
+        if value not in UNSUPPORTED[name]:
+            neutral = " or ".join(map(repr, UNSUPPORTED[name])) or "null"
             raise RequestError(
                 f"{name} is not supported: leave it out or use {neutral}", param=name, code="unsupported_parameter"
             )

@@ -32,6 +32,7 @@ class Snapshot:
         slots: where the slots of each resident tier are.
         rows: where the KV rows are.
         pool_bytes: bytes of each pool.
+        chunks: what chunks hold: how many, their rows, their bytes of extras.
     """
 
     stats: EngineStats
@@ -45,11 +46,12 @@ class Snapshot:
     slots: Mapping[str, Balance]
     rows: Balance
     pool_bytes: Mapping[str, int]
+    chunks: Mapping[str, int]
 
     @classmethod
     def of(cls, core: EngineCore) -> Snapshot:
         """Read an engine, on its own thread. Mutates nothing."""
-        tiers, kv = core.cache.tiers, core.cache.kv
+        tiers, kv, store = core.cache.tiers, core.cache.kv, core.chunks.store
         sizes = {"state": tiers.native.pool.nbytes, "kv": kv.nbytes}
         slots = {"native": tiers.balance("native")}
         decoder, speculator = core.runner.decoder, core.speculator
@@ -59,7 +61,7 @@ class Snapshot:
             sizes["compressed"] = tiers.packed.pool.nbytes
             slots["compressed"] = tiers.balance("compressed")
         return cls(
-            stats=replace(core.stats, hits=core.stats.hits.copy()),
+            stats=replace(core.stats, hits=core.stats.hits.copy(), chunk_tokens=core.stats.chunk_tokens.copy()),
             cache=dict(core.cache.counters),
             spill=core.spill.totals() if core.spill is not None else {},
             shadow=replace(core.shadow.stats) if core.shadow is not None else None,
@@ -70,6 +72,7 @@ class Snapshot:
             slots=slots,
             rows=core.cache.rows.balance(),
             pool_bytes=sizes,
+            chunks={"entries": len(store.entries), "rows": store.rows, "extra_bytes": store.extra_bytes},
         )
 
 
@@ -85,6 +88,7 @@ class PoolCollector(Collector):
         if self.snapshot is not None:
             yield from _counters(self.snapshot)
             yield from _gauges(self.snapshot)
+            yield from _chunks(self.snapshot)
             yield from _approximations(self.snapshot)
             yield from _decoding(self.snapshot)
 
@@ -128,6 +132,17 @@ def _gauges(now: Snapshot) -> Iterator[Metric]:
     for pool, size in now.pool_bytes.items():
         sizes.add_metric([pool], size)
     yield sizes
+
+
+def _chunks(now: Snapshot) -> Iterator[Metric]:
+    yield _counter("chunks_built", "Chunks prefilled alone and kept.", now.cache.get("chunks_built", 0))
+    yield _counter("chunks_evicted", "Chunks evicted.", now.cache.get("chunks_evicted", 0))
+    yield _counter("composed_requests", "Requests whose prompt was composed of chunks.", now.stats.composed)
+    what = "Prompt tokens of requests over chunks, by what was done for them."
+    yield _labelled("chunk_tokens", what, "use", now.stats.chunk_tokens)
+    yield _gauge("chunks", "Chunks that are kept.", now.chunks["entries"])
+    yield _gauge("chunk_rows", "KV rows of chunks, of those being built too.", now.chunks["rows"])
+    yield _gauge("chunk_extra_bytes", "Bytes of chunks' transitions and inputs.", now.chunks["extra_bytes"])
 
 
 def _approximations(now: Snapshot) -> Iterator[Metric]:

@@ -7,9 +7,10 @@ the API that are not implemented are refused unless they ask for nothing; fields
 
 Beside OpenAI's fields there are, as other servers have them, ``top_k``, ``min_p``, ``repetition_penalty``,
 ``stop_token_ids``, ``ignore_eos``, ``guided_regex`` and ``guided_grammar`` (Lark, as llguidance reads it), for
-completions ``prompt_logprobs`` and for chats ``chat_template_kwargs``; and three of Holdover's own: ``cache_salt``
+completions ``prompt_logprobs`` and for chats ``chat_template_kwargs``; and four of Holdover's own: ``cache_salt``
 (requests of different salts never share cached state), ``use_cache`` (false to neither resume from the cache nor leave
-anything in it) and ``exact`` (true to resume only from states that no lossy restore has touched).
+anything in it), ``exact`` (true to resume only from states that no lossy restore has touched) and, in chats with parts
+that are marked as chunks, ``holdover`` (how the prompt is composed of them).
 
 ``logprobs`` are the model's own, before penalties, biases, grammars and temperature. Of several choices the first has
 the request's ``seed``, the next one that and one more, and so on.
@@ -26,6 +27,8 @@ from holdover.engine.grammar import Grammar
 from holdover.engine.sampling import SamplingParams
 from holdover.errors import RequestError
 from holdover.server import fields
+from holdover.server.composing import ChunkChoice
+from holdover.server.forms import Biases, Prompts, ResponseFormat, Stops
 from holdover.server.messages import ChatMessage
 from holdover.server.tools.definitions import NamedChoice, Tool, ToolChoice, repeated
 
@@ -79,11 +82,13 @@ class GenerationRequest(_Strict, ABC):
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(fields.logit_bias)] = ()
+    logit_bias: Annotated[
+        tuple[tuple[int, float], ...], BeforeValidator(fields.logit_bias, json_schema_input_type=Biases)
+    ] = ()
     guided_regex: str | None = None
     guided_grammar: str | None = None
     seed: int | None = None
-    stop: Annotated[list[str], BeforeValidator(fields.stops)] = []
+    stop: Annotated[list[str], BeforeValidator(fields.stops, json_schema_input_type=Stops)] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     stream: bool | None = None
@@ -155,11 +160,14 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    response_format: Annotated[Grammar | None, BeforeValidator(fields.response_format)] = None
+    response_format: Annotated[
+        Grammar | None, BeforeValidator(fields.response_format, json_schema_input_type=ResponseFormat)
+    ] = None
     tools: list[Tool] = []
-    tool_choice: Annotated[ToolChoice, BeforeValidator(fields.tool_choice)] = "auto"
+    tool_choice: Annotated[ToolChoice, BeforeValidator(fields.tool_choice, json_schema_input_type=ToolChoice)] = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = {}
+    holdover: ChunkChoice | None = None
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -173,6 +181,11 @@ class ChatRequest(GenerationRequest):
         """Most tokens to generate."""
         return self.max_completion_tokens or self.max_tokens
 
+    @property
+    def has_chunks(self) -> bool:
+        """Whether texts of its messages are marked as chunks."""
+        return any(message.has_chunks for message in self.messages)
+
     def check(self) -> None:
         """Check what no field shows alone."""
         super().check()
@@ -182,6 +195,11 @@ class ChatRequest(GenerationRequest):
         if len(both) > 1:
             raise RequestError(
                 "max_tokens and max_completion_tokens differ: give one of them", param="max_completion_tokens"
+            )
+        if self.holdover is not None and not self.has_chunks:
+            raise RequestError(
+                "holdover says how a prompt is composed of chunks, and no part of these messages is marked as one",
+                param="holdover",
             )
         self._check_tools()
 
@@ -204,7 +222,8 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(fields.prompts)]
+    prompt: Annotated[list[str | list[int]], BeforeValidator(fields.prompts, json_schema_input_type=Prompts)]
+    max_tokens: int | None = Field(None, ge=0)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -217,6 +236,7 @@ class CompletionRequest(GenerationRequest):
     def check(self) -> None:
         """Check what no field shows alone."""
         super().check()
+        self._check_prompt_alone()
         if self.prompt_logprobs is not None and self.stream:
             raise RequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
         if self.echo and self.logprobs is not None:
@@ -229,3 +249,13 @@ class CompletionRequest(GenerationRequest):
                 f"{len(self.prompt)} prompts, {self.n} choices of each, are {count}: ask for at most {MAX_CHOICES}",
                 param="prompt",
             )
+
+    def _check_prompt_alone(self) -> None:
+        if self.max_tokens != 0:
+            return
+        if not self.echo:
+            message = "max_tokens must be at least 1; with echo, 0 asks for the prompt alone"
+            raise RequestError(message, param="max_tokens")
+        for name, value in (("n", self.n > 1), ("stream", self.stream)):
+            if value:
+                raise RequestError(f"{name} is of no use with max_tokens 0: leave it out", param=name)

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import Any, TypeVar
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request, Response
 
@@ -18,6 +19,9 @@ from holdover.server.metrics import Metrics
 from holdover.server.shapes import Shape
 from holdover.server.sse import DONE, EventStream, event
 from holdover.server.wire import json_response, wait_for_disconnect
+
+if TYPE_CHECKING:
+    from holdover.server.tracing import Tracing
 
 T = TypeVar("T")
 Asked = TypeVar("Asked")
@@ -31,19 +35,16 @@ class Service:
     Args:
         engine: the engine.
         model_name: the name that the model is served by.
+        tracing: told how requests ran; None for no traces.
     """
 
-    def __init__(self, engine: AsyncEngine, model_name: str) -> None:
+    def __init__(self, engine: AsyncEngine, model_name: str, tracing: Tracing | None = None) -> None:
         self.engine = engine
         self.model_name = model_name
         self.metrics = Metrics()
+        self._tracing = tracing
         # tokenizing megabytes takes seconds, in which neither the event loop nor shorter requests may wait
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="holdover-prepare")
-
-    @property
-    def token_text(self) -> Callable[[int], str]:
-        """Text of one token."""
-        return self.engine.engine.loaded.tokenizer.token_text
 
     def check_model(self, name: str) -> None:
         """Raise ApiError unless ``name`` is the model that is served."""
@@ -83,24 +84,33 @@ class Service:
         """Stop the engine. Blocks until its step in progress ends."""
         self._workers.shutdown(cancel_futures=True)
         self.engine.close()
+        if self._tracing is not None:
+            self._tracing.close()
 
     async def _run(self, job: Job) -> AsyncGenerator[tuple[int, Update]]:
         """The engine's updates, counted. Every choice counts as a request of its own."""
         running = set(range(sum(map(len, job.groups))))
+        firsts = set(accumulate(map(len, job.groups), initial=0))
         failed = False
         try:
             async with aclosing(self.engine.run_together(job.groups)) as updates:
                 async for number, update in updates:
                     self.metrics.count_tokens(len(update.token_ids))
                     if (output := update.output) is not None:
+                        if self._tracing is not None:
+                            self._tracing.record(
+                                output, model=self.model_name, choice=number, is_first=number in firsts
+                            )
                         if output.error is not None:
                             raise output.error
                         running.remove(number)
                         self.metrics.count_request(output.finish_reason)
                         self.metrics.observe(output)
                     yield number, update
-        except Exception:
+        except Exception as error:
             failed = True
+            if self._tracing is not None:
+                self._tracing.fail(error)
             raise
         finally:
             for _ in running:

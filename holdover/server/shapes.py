@@ -89,15 +89,19 @@ class Shape:
                 yield self._body(self._kind.chunk, []) | said
 
     def _usage(self, outputs: Sequence[Output]) -> Json:
-        """Token counts. A prompt counts once; its ``cached_tokens`` are those that its first choice did not compute."""
+        """Token counts. A prompt counts once; its ``cached_tokens`` are those that its first choice did not compute.
+
+        Those are the tokens that a checkpoint stands for, or whose rows were taken from chunks.
+        """
         firsts = outputs[:: self._per_prompt]
         prompt = sum(len(output.prompt_token_ids) for output in firsts)
+        cached = sum(output.cache.state_depth + output.cache.reused for output in firsts)
         completion = sum(len(output.token_ids) for output in outputs)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(output.cache.state_depth for output in firsts)},
+            "prompt_tokens_details": {"cached_tokens": cached},
         }
 
     def _chunk(self, choice: Json) -> Json:

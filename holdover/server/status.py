@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from importlib.resources import files
 
 from fastapi import FastAPI, Response
@@ -14,16 +15,38 @@ from holdover.engine.request import Output
 from holdover.prefix.listing import CacheEntry, entries
 from holdover.server.cache import entry_body, place
 from holdover.server.gate import Gate
+from holdover.server.listings import ServerStatus
 from holdover.server.metrics import Metrics
+from holdover.server.openapi import operation
 from holdover.server.pools import Snapshot
 from holdover.server.wire import Json, json_response
 
 # entries that a page shows, the shallowest ones
 MAX_SHOWN = 300
 # watchers ask once a second: however many they are, the engine is asked no more often than this
-_FRESH = 0.5
+_FRESH = 0.9
 # what the page may do, should anything in it ever go wrong: talk to this server
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+
+
+@dataclass(frozen=True)
+class Look:
+    """An engine as it stood between two steps.
+
+    Attributes:
+        snapshot: its counters and pools.
+        entries: the shallowest checkpoints.
+        total: checkpoints in memory.
+    """
+
+    snapshot: Snapshot
+    entries: list[CacheEntry]
+    total: int
+
+    @classmethod
+    def at(cls, core: EngineCore) -> Look:
+        """Look at an engine, on its own thread. Mutates nothing."""
+        return cls(Snapshot.of(core), entries(core.cache, MAX_SHOWN), len(core.cache.tiers.order))
 
 
 class Watch:
@@ -37,14 +60,13 @@ class Watch:
         self._engine = engine
         self._turn = asyncio.Lock()
         self._taken = float("-inf")
-        self._last: tuple[Snapshot, list[CacheEntry]] | None = None
+        self._last: Look | None = None
 
-    async def look(self) -> tuple[Snapshot, list[CacheEntry]]:
-        """Pools, and entries in the order of the list; at most half a second old."""
+    async def look(self) -> Look:
+        """At most `_FRESH` seconds old."""
         async with self._turn:
             if self._last is None or time.monotonic() - self._taken > _FRESH:
-                snapshot, found = await self._engine.call(_read)
-                self._last = snapshot, sorted(found, key=place)
+                self._last = await self._engine.call(Look.at)
                 self._taken = time.monotonic()
             return self._last
 
@@ -54,14 +76,15 @@ def add_page(app: FastAPI, engine: AsyncEngine, model_name: str, gate: Gate, met
     watch = Watch(engine)
     page = files("holdover.server").joinpath("page.html").read_bytes()
 
-    @app.get("/")
+    @app.get("/", **operation("Show the cache to people", media="text/html"))
     async def show() -> Response:
         headers = {"content-security-policy": _POLICY, "x-frame-options": "DENY", "cache-control": "no-cache"}
         return Response(page, headers=headers, media_type="text/html; charset=utf-8")
 
-    @app.get("/v1/status")
+    @app.get("/v1/status", **operation("Say what the page shows", ServerStatus))
     async def status() -> Response:
-        snapshot, found = await watch.look()
+        look = await watch.look()
+        snapshot = look.snapshot
         body: Json = {
             "object": "status",
             "model": model_name,
@@ -69,15 +92,11 @@ def add_page(app: FastAPI, engine: AsyncEngine, model_name: str, gate: Gate, met
             "running": snapshot.running,
             "waiting": snapshot.waiting,
             "pools": _pools(snapshot),
-            "entries": [entry_body(entry) for entry in found[:MAX_SHOWN]],
-            "total": len(found),
+            "entries": [entry_body(entry) for entry in sorted(look.entries, key=place)],
+            "total": look.total,
             "recent": [_request(output) for output in reversed(metrics.recent)],
         }
         return json_response(body)
-
-
-def _read(core: EngineCore) -> tuple[Snapshot, list[CacheEntry]]:
-    return Snapshot.of(core), entries(core.cache)
 
 
 def _pools(now: Snapshot) -> list[Json]:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from holdover.errors import OwnershipError
 from holdover.state import CheckpointHeader, Lineage
 from holdover.store.lease import LeaseState, ResidentTier, SlotLease
 from holdover.store.mover import Transfer
+
+
+class Standing(NamedTuple):
+    """Where a checkpoint stands among others of the same tokens.
+
+    Attributes:
+        above: depth of the next one above it, 0 for none.
+        branches: continuations of its tokens of which it is the deepest one.
+    """
+
+    above: int
+    branches: int
 
 
 class Checkpoint:
@@ -27,13 +40,25 @@ class Checkpoint:
 
     Attributes:
         on_evict: told when the bytes are taken back under pressure; set by whoever the checkpoint belongs to.
+        standing: says where it stands; set likewise, or None.
         demotion: the move to the compressed tier that is under way, or None.
         is_kept: whether it stays as and where it is, whatever pressure there is.
         created: when it was made, in seconds of the monotonic clock.
         hits: restores so far.
     """
 
-    __slots__ = ("_lease", "created", "demotion", "header", "hits", "is_kept", "on_evict", "pins", "restored")
+    __slots__ = (
+        "_lease",
+        "created",
+        "demotion",
+        "header",
+        "hits",
+        "is_kept",
+        "on_evict",
+        "pins",
+        "restored",
+        "standing",
+    )
 
     def __init__(self, header: CheckpointHeader, lease: SlotLease, restored: Lineage) -> None:
         if lease.state is not LeaseState.CACHED:
@@ -43,6 +68,7 @@ class Checkpoint:
         self.pins = 0
         self.demotion: Demotion | None = None
         self.on_evict: Callable[[], None] | None = None
+        self.standing: Callable[[], Standing] | None = None
         self.is_kept = False
         self.created = time.monotonic()
         self.hits = 0

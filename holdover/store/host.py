@@ -39,6 +39,11 @@ class HostShelf:
         with self._mutex:
             return {depth for depth, _ in self._entries}
 
+    def names(self) -> Collection[EntryName]:
+        """All entries."""
+        with self._mutex:
+            return [entry.name for entry in self._entries.values()]
+
     def find(self, depth: int, key: bytes) -> EntryName | None:
         """The best entry of exactly these tokens, or None."""
         with self._mutex:

@@ -1,4 +1,4 @@
-"""Least-recently-used order: the one source of order for what is evicted next."""
+"""Least-recently-used order: the one source of order for what is evicted next, unless a subclass ranks otherwise."""
 
 from __future__ import annotations
 

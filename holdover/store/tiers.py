@@ -49,6 +49,7 @@ class StateTiers:
         packed: slots of compressed checkpoints, or None for dense ones only.
         mover: runs demotions.
         options: how the tiers are used.
+        order: in which checkpoints go; by last use if None.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class StateTiers:
         packed: SlotAllocator[PackedPool] | None = None,
         mover: Mover | None = None,
         options: TierOptions | None = None,
+        order: LRU[Checkpoint] | None = None,
     ) -> None:
         self.native = native
         self.packed = packed
@@ -65,7 +67,7 @@ class StateTiers:
         self.options = options or TierOptions()
         self.counters: Counter[str] = Counter()
         # the one order of both tiers; an entry stands in it while it may be found again
-        self.order: LRU[Checkpoint] = LRU()
+        self.order: LRU[Checkpoint] = LRU() if order is None else order
         self._demotions = (
             None if packed is None else Demotions(native.pool, packed.pool, mover or Inline(), self.counters)
         )

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable
 
 import torch
+import transformers
 from transformers import (
     AutoModelForCausalLM,
-    BailingHybridConfig,
     BambaConfig,
     FalconH1Config,
     GraniteMoeHybridConfig,
@@ -143,7 +143,7 @@ def _bailing_hybrid_moe() -> PreTrainedConfig:
     experts = {**_EXPERTS, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 5, "num_mtp_layers": 0}
     # the width of the linear layers; the host keeps another number under this name afterwards
     sizes = {"num_key_value_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4}
-    return BailingHybridConfig(**_COMMON, **latent, **experts, **sizes, layer_types=list(_LAYERS))
+    return transformers.BailingHybridConfig(**_COMMON, **latent, **experts, **sizes, layer_types=list(_LAYERS))
 
 
 def _bamba() -> PreTrainedConfig:
@@ -206,6 +206,9 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
     "falcon_h1": _falcon_h1,
     "zamba2": _zamba2,
 }
+# the oldest release that is supported does not have it yet
+if not hasattr(transformers, "BailingHybridConfig"):
+    del ARCHITECTURES["bailing_hybrid_moe"]
 
 
 def build_model(name: str, seed: int = 0) -> PreTrainedModel:

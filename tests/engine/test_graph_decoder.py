@@ -14,8 +14,8 @@ from holdover.engine.decode import EagerDecoder, GraphDecoder
 from holdover.engine.decode.decoder import Decoder
 from holdover.engine.decode.graphs import batch_sizes
 from holdover.engine.decode.seating import Seating
+from holdover.engine.rows import RowTable
 from holdover.engine.runner import Runner
-from holdover.engine.sequence import RowTable
 from holdover.engine.step import Seats, Span, Step
 from holdover.ops.recurrence.gdn import torch as gdn
 from holdover.state import SlotPool
@@ -98,7 +98,7 @@ class World:
         for slot, ids in zip(slots, tokens, strict=True):
             start = len(self.tokens[slot])
             rows = self.rows[slot]
-            spans.append(Span(slot, ids, start, rows.view(end=start + len(ids)), stamp=rows.stamp))
+            spans.append(Span(slot, ids, start, rows))
         if kept is None:
             logits = self.runner.run(spans).logits
             kept = [len(ids) for ids in tokens]
@@ -144,7 +144,7 @@ def test_every_step_equals_plain_calls(dense_below: int) -> None:
 def move_rows(world: World, slot: int) -> None:
     """Exchange a sequence's first rows for others of the same content, as the cache does."""
     rows = world.rows[slot]
-    old, new = rows.view(end=2).clone(), world.kv.allocate(2)
+    old, new = rows[:2].clone(), world.kv.allocate(2)
     world.kv.copy(old, new)
     rows.replace_prefix(new)
     world.kv.free(old)
@@ -183,12 +183,14 @@ def test_padding_is_under_a_third_and_ends_at_the_largest_batch() -> None:
 
 def test_rows_are_copied_only_when_they_are_others() -> None:
     seating = Seating(2, CONTEXT, torch.device("cpu"))
-    rows, stamp = torch.arange(1, 11), object()
-    (seat,) = seating.seat([Span(7, [1], 9, rows, stamp)])
+    rows = RowTable(torch.arange(1, 11))
+    (seat,) = seating.seat([Span(7, [1], 9, rows)])
     assert seating.table[seat, :9].tolist() == list(range(1, 10))
     # the step writes the newest row itself; what the host would write again is not looked at
     seating.table[seat, 9] = 10
-    assert seating.seat([Span(7, [1], 10, torch.zeros(11, dtype=torch.int64), stamp)]) == [seat]
+    rows.append(11)
+    assert seating.seat([Span(7, [1], 10, rows)]) == [seat]
     assert seating.table[seat, :10].tolist() == list(range(1, 11))
-    assert seating.seat([Span(7, [1], 10, rows.flip(0).repeat(2)[:11], object())]) == [seat]
+    rows.replace_prefix(torch.arange(10, 0, -1))
+    assert seating.seat([Span(7, [1], 10, rows)]) == [seat]
     assert seating.table[seat, :10].tolist() == list(range(10, 0, -1))

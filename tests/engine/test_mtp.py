@@ -65,7 +65,7 @@ class Watched(Bench):
 
     def _look(self, sequence, drafts) -> None:
         depth, ahead = sequence.computed, self.drafter._ahead.get(sequence)
-        rows = sequence.place.rows.view(end=depth)
+        rows = sequence.place.rows[:depth]
         keys, values = (plane[rows.to(plane.device)].cpu() for plane in self.cache.kv.planes(self.layer))
         # in a prompt that is computed again the head has not come to the end yet
         hidden = ahead.hidden.cpu() if ahead is not None and sequence.remaining == 1 else None

@@ -10,16 +10,16 @@ from tests.project.imports import NAME, imports
 from tests.project.paths import PACKAGE, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# packages whose imports an extra provides; what any kernel needs comes with `gpu`
+# packages whose imports extras provide; what any kernel needs comes with `gpu`
 EXTRAS = {
-    "engine": "structured",
-    "server": "server",
-    "cli": "server",
-    "report": "report",
-    "evaluation": "eval",
-    "integrations": "vllm",
+    "engine": ("structured",),
+    "server": ("server", "otel"),
+    "cli": ("server",),
+    "report": ("report",),
+    "evaluation": ("eval", "bench"),
+    "integrations": ("vllm",),
 }
-DISTRIBUTION = {"fla": "flash-linear-attention"}
+DISTRIBUTION = {"fla": "flash-linear-attention", "opentelemetry": "opentelemetry-sdk"}
 
 
 def declared(requirements: list[str]) -> set[str]:
@@ -34,7 +34,9 @@ def test_imports_are_declared() -> None:
         if top == NAME or top in sys.stdlib_module_names:
             continue
         part = [*found.importer.split("."), ""][1]
-        offered = declared(PROJECT["dependencies"] + extras["gpu"] + extras.get(EXTRAS.get(part, ""), []))
+        offered = declared(
+            PROJECT["dependencies"] + extras["gpu"] + [one for extra in EXTRAS.get(part, ()) for one in extras[extra]]
+        )
         if canonicalize_name(DISTRIBUTION.get(top, top)) not in offered:
             undeclared.add(f"{found.path.relative_to(ROOT)}:{found.line} imports {top}")
     assert not undeclared

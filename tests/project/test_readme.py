@@ -12,7 +12,7 @@ from tests.project.paths import ROOT
 from tests.project.readme import Block, block, blocks, commands, console_lines, links
 
 # blocks that talk to a running server; the server's own tests run them
-CLIENTS = {"client", "schema", "tools"}
+CLIENTS = {"chunks", "client", "schema", "tools"}
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 

@@ -7,7 +7,7 @@ from safetensors.torch import safe_open, save_file
 
 from holdover.errors import PlanError
 from holdover.retention import RetentionPlan
-from holdover.retention.plan_file import PLAN_NAME, _checksum, find_plans, read_plan, user_plan, write_plan
+from holdover.retention.plan_file import BESIDE, PLAN_NAME, _checksum, find_plans, read_plan, user_plan, write_plan
 from tests.project.paths import MODELS
 from tests.retention.test_plan import GATE, plan
 
@@ -139,8 +139,8 @@ def test_the_plan_beside_the_model_comes_first(tmp_path: Path) -> None:
     write_plan(plan(), user_plan(fingerprint, user))
     assert find_plans(model, fingerprint, user) == [user_plan(fingerprint, user)]
     assert find_plans(model, "e" * 64, user) == []
-    write_plan(plan(), model / PLAN_NAME)
-    assert find_plans(model, fingerprint, user) == [model / PLAN_NAME, user_plan(fingerprint, user)]
+    write_plan(plan(), model / BESIDE / PLAN_NAME)
+    assert find_plans(model, fingerprint, user) == [model / BESIDE / PLAN_NAME, user_plan(fingerprint, user)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import torch
@@ -20,6 +20,9 @@ from holdover.engine.core import EngineCore
 from holdover.server.app import create_app, gate_of
 from holdover.server.gate import Gate
 from holdover.server.options import ServerOptions
+
+if TYPE_CHECKING:
+    from holdover.server.tracing import Tracing
 
 T = TypeVar("T")
 NAME = "tiny-gdn"
@@ -81,7 +84,12 @@ class Live:
 
 @contextmanager
 def running(
-    model: Path, treatment: ServerOptions | None = None, *, key: str | None = None, **options: Any
+    model: Path,
+    treatment: ServerOptions | None = None,
+    *,
+    key: str | None = None,
+    tracing: Tracing | None = None,
+    **options: Any,
 ) -> Iterator[Live]:
     """A server of ``model`` with pools small enough to be filled; its clients send ``key``."""
     torch.set_num_threads(1)
@@ -89,7 +97,7 @@ def running(
     engine = AsyncEngine.from_pretrained(str(model), **(sizes | options))
     gate = gate_of(engine, treatment or ServerOptions())
     with listen("127.0.0.1", 0) as listener:
-        app = create_app(engine, model_name=NAME, options=treatment, gate=gate)
+        app = create_app(engine, model_name=NAME, options=treatment, gate=gate, tracing=tracing)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")
         thread.start()

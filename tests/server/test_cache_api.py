@@ -144,10 +144,26 @@ def test_a_request_that_pins_leave_no_rows_for_is_refused(model: Path) -> None:
             "/v1/completions", json={"model": "tiny-gdn", "prompt": [6] * (rows // 2 + 1), "max_tokens": 1}
         )
         assert (response.status_code, error_of(response)["code"]) == (503, "no_capacity")
+        assert f"pins hold {rows // 2} of {rows} KV rows" in error_of(response)["message"]
         assert response.headers["retry-after"] == "1"
         assert server.complete([6] * 8, max_tokens=2).choices[0].text
+        # what begins with the pinned prefix shares its rows, and may fill all the others
+        left = server.engine.engine.prepare.max_context - rows // 2 - 1
+        whole = server.complete([*[5] * (rows // 2), 6], max_tokens=left, extra_body={"ignore_eos": True})
+        assert whole.usage.completion_tokens == left
         server.http.delete(PINS)
         assert server.complete([6] * (rows // 2 + 1), max_tokens=1).choices[0].text
+        server.check()
+
+
+def test_an_answer_without_a_limit_ends_where_pins_leave_no_room(model: Path) -> None:
+    with running(model, kv_budget=2**18) as server:
+        rows = server.on_engine(lambda core: core.cache.kv.num_rows)
+        pinned(server, tokens=[5] * (rows // 2))
+        answer = server.chat("the cat", max_tokens=None, extra_body={"ignore_eos": True})
+        assert answer.choices[0].finish_reason == "length"
+        assert answer.usage.total_tokens == rows - rows // 2 + 1
+        server.http.delete(PINS)
         server.check()
 
 
@@ -158,8 +174,10 @@ def test_a_request_that_pins_leave_no_rows_for_is_refused(model: Path) -> None:
         ({"text": "a", "tokens": [5]}, "one of tokens, text and messages"),
         ({"text": ""}, "text"),
         ({"tokens": []}, "tokens"),
-        ({"tokens": [10**30]}, "vocabulary"),
-        ({"tokens": [5] * 2000}, "context"),
+        ({"tokens": [10**30]}, "tokens holds token"),
+        ({"tokens": [5] * 2000}, "tokens gives 2000 tokens: a prefix has 1 to 1024, this server's context"),
+        ({"text": "\n" * 2000}, "text gives 2000 tokens"),
+        ({"messages": [{"role": "user", "content": "\n" * 2000}]}, "messages gives 20"),
         ({"tokens": ["a"]}, "integer"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "nobody", "content": "x"}]}, "role"),

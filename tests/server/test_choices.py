@@ -7,6 +7,7 @@ import pytest
 
 from tests.server.live import NAME, Live
 from tests.server.test_disconnect import connect, wait_until_running
+from tests.server.tiny import CONTEXT, END
 
 PROMPT = "the cat sat on the mat and the dog sat on the cat " * 3
 SAMPLED: dict[str, Any] = {"temperature": 1.5, "seed": 11, "max_tokens": 10}
@@ -132,10 +133,38 @@ def test_echo_with_logprobs_is_the_prompt_s_and_the_answer_s(server: Live) -> No
     for i in range(1, count):
         assert first.token_logprobs[i] == pytest.approx(wanted[i][str(ids[i])]["logprob"], abs=1e-4)
     assert first.token_logprobs[count:] == pytest.approx(plain.token_logprobs, abs=1e-4)
-    assert first.text_offset == [len("".join(first.tokens[:i])) for i in range(len(first.tokens))]
+    whole = [i for i, token in enumerate(first.tokens) if "\ufffd" not in token and token != END]
+    assert len(whole) > count
+    assert all(answer.choices[0].text.startswith(first.tokens[i], first.text_offset[i]) for i in whole)
     # computed once, told of both
     assert second.token_logprobs[1:count] == first.token_logprobs[1:count]
     assert answer.choices[1].model_extra["holdover"]["cache"]["state_depth"] == count - 1
+
+
+def test_a_prompt_alone(server: Live) -> None:
+    """What evaluation harnesses send for the likelihood of a text."""
+    ids = server.engine.engine.loaded.tokenizer.encode(PROMPT)
+    texts_of = {"echo": True, "logprobs": 1}
+    wanted = server.complete(ids, max_tokens=1, **texts_of).choices[0].logprobs
+    before = server.on_engine(lambda core: (core.stats.prefill_forwards, core.stats.decode_forwards))
+    answer = server.complete(ids, max_tokens=0, **texts_of)
+    after = server.on_engine(lambda core: (core.stats.prefill_forwards, core.stats.decode_forwards))
+    assert (after[0] - before[0], after[1] - before[1]) == (1, 0)
+    (choice,) = answer.choices
+    assert (choice.text, choice.finish_reason) == (PROMPT, "length")
+    assert choice.logprobs.tokens == wanted.tokens[:-1]
+    assert choice.logprobs.text_offset == wanted.text_offset[:-1]
+    assert choice.logprobs.token_logprobs[1:] == pytest.approx(wanted.token_logprobs[1:-1], abs=1e-4)
+    assert choice.logprobs.top_logprobs[1:] == [pytest.approx(one, abs=1e-4) for one in wanted.top_logprobs[1:-1]]
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), 0)
+    assert answer.model_extra["holdover"]["timing"]["first_token_ms"] is None
+
+
+def test_prompts_alone(server: Live) -> None:
+    answer = server.complete(["the cat", "hello ß", "a"], max_tokens=0, echo=True)
+    assert texts(answer) == ["the cat", "hello ß", "a"]
+    # all of the context may be prompt
+    assert server.complete([5] * CONTEXT, max_tokens=0, echo=True).usage.total_tokens == CONTEXT
 
 
 def test_a_client_that_leaves_takes_all_choices_with_it(server: Live) -> None:

@@ -11,11 +11,11 @@ from tests.server.live import NAME, Live
 LONG: dict[str, Any] = {"model": NAME, "prompt": "the cat", "max_tokens": 900, "temperature": 0, "ignore_eos": True}
 
 
-def connect(server: Live, body: dict[str, Any]) -> socket.socket:
+def connect(server: Live, body: dict[str, Any], path: str = "/v1/completions") -> socket.socket:
     """Send a request by hand, so that the connection can be dropped at will."""
     host, port = server.url.removeprefix("http://").split(":")
     content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n\r\n"
     connection = socket.create_connection((host, int(port)))
     connection.sendall(head.encode() + content)
     return connection

@@ -34,6 +34,7 @@ class Element {
   replaceChildren(...children) { this.children = children; }
   setAttribute() {}
   addEventListener() {}
+  focus() {}
 }
 const elements = {};
 globalThis.document = {
@@ -74,7 +75,7 @@ needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node
 def test_script_shows_what_is_there(server: Live, tmp_path: Path) -> None:
     server.complete("the cat sat on the mat " * 60, max_tokens=1)
     server.complete("the cat sat on the mat " * 60 + "and", max_tokens=1)
-    # a look may be half a second old: until a fresh one shows both
+    # a look may be a second old: until a fresh one shows both
     while len((now := server.http.get("/v1/status").json())["entries"]) < 2:
         pass
     shown, levels = rendered(server, tmp_path)
@@ -99,7 +100,7 @@ def test_script_asks_for_a_key(model: Path, tmp_path: Path) -> None:
 def test_status_is_the_cache_as_it_is(server: Live) -> None:
     server.complete(LONG)
     again = server.complete(LONG)
-    # a look may be half a second old: until a fresh one shows both
+    # a look may be a second old: until a fresh one shows both
     while (now := server.http.get("/v1/status").json())["entries"] == []:
         pass
     assert (now["status"], now["model"], now["running"], now["waiting"]) == ("ok", "tiny-gdn", 0, 0)

@@ -58,6 +58,13 @@ def test_schema(bundled: Live) -> None:
     assert re.fullmatch(r"Animal\(name='(cat|dog)', legs=[24], tame=(True|False)\)\n", printed)
 
 
+def test_chunks(bundled: Live) -> None:
+    printed = run(block("python", "chunks").code, bundled)
+    counts = re.match(r"(\d+) of (\d+) prompt tokens were reused\ncomposed: \1 of \2 tokens taken from chunks", printed)
+    assert counts is not None, printed
+    assert int(counts[1]) > int(counts[2]) // 2
+
+
 def clients() -> list[Path]:
     return [path for path in sorted((ROOT / "examples").glob("*.py")) if "base_url" in path.read_text("utf-8")]
 

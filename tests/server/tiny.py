@@ -33,7 +33,7 @@ def save(folder: Path, seed: int = 0, *, template: str = TEMPLATE, special: Sequ
         template: chat template.
         special: further special tokens.
     """
-    tokenizer = _tokenizer(template, special)
+    tokenizer = build_tokenizer(template, special)
     config = ARCHITECTURES["qwen3_5"]()
     config.num_hidden_layers, config.layer_types = 2, ["linear_attention", "full_attention"]
     config.vocab_size = len(tokenizer)
@@ -47,7 +47,8 @@ def save(folder: Path, seed: int = 0, *, template: str = TEMPLATE, special: Sequ
     return folder
 
 
-def _tokenizer(template: str, special: Sequence[str]) -> PreTrainedTokenizerFast:
+def build_tokenizer(template: str, special: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """Bytes, a few words, and marks; a line break is a token of its own."""
     bpe = Tokenizer(models.BPE())
     # a line break is a token of its own, whatever follows it
     lines = pre_tokenizers.Split(Regex("\n"), "isolated")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from holdover.chunks.selectors.context import Probe, SelectionContext
 
 
@@ -21,6 +23,10 @@ class Epic:
 
     def select(self, context: SelectionContext) -> tuple[int, ...]:
         """See `Selector.select`."""
-        seamed = [placed for placed in context.assembly.chunks if placed.start]
-        ranked = sorted((p - placed.start, p) for placed in seamed for p in range(*placed))
-        return tuple(sorted(position for _, position in ranked[: context.budget]))
+        seamed = [torch.arange(*placed) for placed in context.assembly.chunks if placed.start]
+        if not seamed:
+            return ()
+        places, offsets = torch.cat(seamed), torch.cat([chunk - chunk[0] for chunk in seamed])
+        # the sort is stable: of equal offsets, the earlier chunk's comes first
+        first = offsets.sort(stable=True).indices[: context.budget]
+        return tuple(places[first].sort().values.tolist())

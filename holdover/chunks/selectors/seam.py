@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
 from holdover.chunks.selectors.context import Probe, SelectionContext
 
 
@@ -27,10 +30,18 @@ class Seam:
         """See `Selector.select`."""
         if not context.seams:
             return ()
-        ranked = sorted(
-            (*min((p - seam, 0) if p >= seam else (seam - 1 - p, 1) for seam in context.seams), p)
-            for p in context.candidates
-        )
+        places = torch.tensor(context.candidates)
+        distance = _distance(places, torch.tensor(context.seams))
         if self.window is not None:
-            return tuple(sorted(p for distance, _, p in ranked if distance < self.window))
-        return tuple(sorted(p for _, _, p in ranked[: context.budget]))
+            return tuple(places[distance < 2 * self.window].tolist())
+        # the sort is stable: of equals, the first
+        nearest = distance.sort(stable=True).indices[: context.budget]
+        return tuple(places[nearest].sort().values.tolist())
+
+
+def _distance(places: Tensor, seams: Tensor) -> Tensor:
+    """Twice the distance to the nearest seam, and 1 more on the side before it; both ascending, int64."""
+    behind = torch.searchsorted(seams, places, right=True)
+    after = 2 * (places - seams[(behind - 1).clamp_min(0)])
+    before = 2 * (seams[behind.clamp_max(len(seams) - 1)] - 1 - places) + 1
+    return torch.where(behind == 0, before, torch.where(behind == len(seams), after, torch.minimum(after, before)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from holdover.chunks import ChunkEntry, ChunkStore
+from holdover.chunks import ChunkEntry, ChunkSpill, ChunkStore
 from holdover.engine.chunks.prefill import ChunkPrefill
 from holdover.engine.runner import Runner
 from holdover.errors import CapacityError
@@ -40,10 +40,11 @@ class Builds:
     Args:
         runner: the model on its pools.
         store: where chunks go.
+        spill: keeps chunks below the resident tiers; None if nothing does.
     """
 
-    def __init__(self, runner: Runner, store: ChunkStore) -> None:
-        self._runner, self._store = runner, store
+    def __init__(self, runner: Runner, store: ChunkStore, spill: ChunkSpill | None = None) -> None:
+        self._runner, self._store, self._spill = runner, store, spill
         self._jobs: dict[tuple[bytes, tuple[int, ...]], BuildJob] = {}
         self._active: ChunkPrefill | None = None
 
@@ -54,6 +55,17 @@ class Builds:
     def is_active(self) -> bool:
         """Whether a build owns rows and a live slot."""
         return self._active is not None
+
+    def find(self, namespace: bytes, tokens: Sequence[int]) -> ChunkEntry | None:
+        """The chunk if it is there, brought up from below if need be; None if it has to be built.
+
+        Raises:
+            CapacityError: there is no room to bring it up.
+        """
+        found = self._store.find(namespace, tokens)
+        if found is None and self._spill is not None and not self._store.is_building(namespace, tokens):
+            found = self._spill.fetch(namespace, tokens)
+        return found
 
     def want(self, namespace: bytes, tokens: Sequence[int]) -> BuildJob:
         """The job that builds a chunk: one for all who want it."""
@@ -96,7 +108,10 @@ class Builds:
 
     def _advance(self, job: BuildJob, most: int) -> ChunkEntry | None:
         if self._active is None:
-            if (found := self._store.find(job.namespace, job.tokens)) is not None:
+            if (found := self.find(job.namespace, job.tokens)) is not None:
                 return found
             self._active = ChunkPrefill(self._runner, self._store, job.namespace, job.tokens)
-        return self._active.advance(most)
+        entry = self._active.advance(most)
+        if entry is not None and self._spill is not None:
+            self._spill.put(entry)
+        return entry

@@ -63,13 +63,14 @@ def query_attention(
         most: tokens of one forward.
     """
     queries: dict[int, list[torch.Tensor]] = {}
-    scales: dict[int, float] = {}
+    scales: dict[int, torch.Tensor] = {}
 
     def tap(layer: int, name: str, x: torch.Tensor) -> None:
         if name == "queries":
             queries.setdefault(layer, []).append(x[0].clone())
         elif name == "scale":
-            scales[layer] = float(x)
+            # as it is: reading it would wait for the device in every layer
+            scales[layer] = x
 
     query = assembly.query
     for start in range(query.start, query.stop, most):
@@ -78,7 +79,7 @@ def query_attention(
         runner.run([span], kv=KVMode.OVERWRITE, tap=tap)
     return {
         layer.index: QueryAttention(
-            torch.cat(queries[layer.index]), _keys(runner, layer, rows[: query.start]), scales[layer.index]
+            torch.cat(queries[layer.index]), _keys(runner, layer, rows[: query.start]), float(scales[layer.index])
         )
         for layer in attention_layers(runner)
     }

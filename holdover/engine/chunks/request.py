@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from holdover.chunks import INITIALISERS, Assembly, Chunk, Initialiser, Repair, Text, composition_salt, seam_length
+from holdover.chunks import (
+    INITIALISERS,
+    Assembly,
+    Chunk,
+    ChunkOptions,
+    Initialiser,
+    Repair,
+    Text,
+    composition_salt,
+    seam_length,
+)
 from holdover.chunks.initialiser import Zero
 from holdover.chunks.selectors import SELECTORS, SelectionContext, Selector
 from holdover.errors import RequestError
@@ -20,6 +30,8 @@ Window = Literal["stream", "context"]
 Part = Chunk | str | Iterable[int]
 # not an `Initialiser`: it runs tokens
 SEAMS = "seams"
+# what has to be kept of chunks for an initialiser
+_KEPT = {"exact": "transitions", SEAMS: "bodies"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,7 @@ class Composition:
         window: what recomputed tokens see in their conv windows.
         runs_seams: whether the first tokens of every chunk are run in their place, and the maps of the others applied
             between them (with the initialiser ``zero``): the exact composition of states, seams included.
+        why: why the engine runs all of it, whatever the request says; empty where it does not.
     """
 
     assembly: Assembly
@@ -42,6 +55,7 @@ class Composition:
     ratio: float
     window: Window = "stream"
     runs_seams: bool = False
+    why: str = ""
 
     @property
     def chunks(self) -> tuple[tuple[int, ...], ...]:
@@ -73,6 +87,7 @@ def compose(
     initialiser: str | Initialiser,
     ratio: float,
     window: Window,
+    extras: ChunkOptions,
 ) -> Composition:
     """Validate what a request says.
 
@@ -84,11 +99,12 @@ def compose(
         initialiser: likewise.
         ratio: share of the chunks' tokens to recompute.
         window: what recomputed tokens see in their conv windows.
+        extras: what is kept of chunks.
 
     Raises:
         RequestError: a name or a number cannot be used, a chunk or the query is empty, or there is no chunk.
     """
-    check_choice(selector, initialiser, ratio, window)
+    check_choice(selector, initialiser, ratio, window, extras)
     context = [part if isinstance(part, Chunk) else Text(encode(part)) for part in parts]
     runs_seams = initialiser == SEAMS
     if runs_seams:
@@ -103,8 +119,13 @@ def compose(
     )
 
 
-def check_choice(selector: str | Selector, initialiser: str | Initialiser, ratio: float, window: str) -> None:
-    """Raise RequestError unless all of it is known."""
+def check_choice(
+    selector: str | Selector, initialiser: str | Initialiser, ratio: float, window: str, extras: ChunkOptions
+) -> None:
+    """Raise RequestError unless all of it is known, and chunks are kept with what it takes.
+
+    Only whoever composes knows whether a window of true predecessors needs inputs that are not kept.
+    """
     for param, value, known in (
         ("selector", selector, [*SELECTORS]),
         ("initialiser", initialiser, [*INITIALISERS, SEAMS]),
@@ -116,3 +137,6 @@ def check_choice(selector: str | Selector, initialiser: str | Initialiser, ratio
         raise RequestError(f"ratio must be between 0 and 1, got {ratio}", param="ratio")
     if initialiser == SEAMS and window != "stream":
         raise RequestError(f"with seams run again the window must be stream, got {window!r}", param="window")
+    kept = _KEPT.get(initialiser) if isinstance(initialiser, str) else None
+    if kept is not None and not getattr(extras, kept):
+        raise RequestError(f"initialiser {initialiser} needs chunks that are kept with {kept}", param="initialiser")

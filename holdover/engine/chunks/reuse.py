@@ -14,6 +14,7 @@ import torch
 
 from holdover.chunks import (
     ChunkEntry,
+    ChunkSpill,
     ChunkStore,
     Hold,
     check_integrity,
@@ -44,7 +45,8 @@ class ChunkReuse:
 
     def __init__(self, runner: Runner, residence: Residence, store: ChunkStore) -> None:
         self.store = store
-        self.builds = Builds(runner, store)
+        spill = residence.spill
+        self.builds = Builds(runner, store, None if spill is None else ChunkSpill(store, spill.shelves, spill.writer))
         self._runner, self._residence = runner, residence
         # the request that is next to be composed, what it holds, and what it waits for
         self._owner: EngineSequence | None = None
@@ -134,7 +136,7 @@ class ChunkReuse:
         for tokens in composition.chunks:
             if tokens in self._holds:
                 continue
-            if (entry := self.store.find(namespace, tokens)) is None:
+            if (entry := self.builds.find(namespace, tokens)) is None:
                 self._job = self.builds.want(namespace, tokens)
                 return None
             # at once: what was built first must not make room for what is built next
@@ -176,6 +178,8 @@ class ChunkReuse:
         lineage = repair_context(
             site, composition, repair, place.lease.slot, sequence.namespace, composition.salt(repair)
         )
+        for entry in set(site.entries):
+            entry.checkpoint.hits += 1
         place.hold.lineage = lineage
         sequence.computed = repair.assembly.query.start
 

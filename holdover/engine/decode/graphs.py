@@ -132,13 +132,9 @@ class GraphDecoder:
         fields = self._staging[:, :size]
         fields[0], fields[1], fields[2], fields[_FIELDS:] = SINK, NO_SEAT, 0, SINK_ROW
         if spans:
-            batch = len(spans)
-            fields[0, :batch] = torch.tensor([span.slot for span in spans])
-            fields[1, :batch] = torch.tensor(self._seating.seat(spans))
-            fields[2, :batch] = torch.tensor([span.start + tokens for span in spans])
-            fields[_FIELDS : _FIELDS + tokens, :batch] = torch.tensor([list(span.tokens) for span in spans]).mT
-            rows = torch.stack([span.rows[-tokens:] for span in spans])
-            fields[_FIELDS + tokens : _FIELDS + 2 * tokens, :batch] = rows.mT
+            places = zip(spans, self._seating.seat(spans), strict=True)
+            filled = [[s.slot, seat, s.start + tokens, *s.tokens, *s.own_rows()] for s, seat in places]
+            fields[: _FIELDS + 2 * tokens, : len(spans)] = torch.tensor(filled).mT
         # waits for the copy, so that the buffer may be filled again
         self._inputs[:, :size].copy_(fields)
 

@@ -57,10 +57,11 @@ class Seating:
         found = []
         for span in spans:
             seat = self._seats.get(span.slot) or self._take(span.slot, present)
-            if span.stamp is None or seat.stamp is not span.stamp or seat.length < span.start:
+            stamp = span.stamp
+            if stamp is None or seat.stamp is not stamp or seat.length < span.start:
                 line = span.rows[: span.start].to(torch.int32)
                 self.table[seat.number, : span.start].copy_(line)
-                seat.stamp = span.stamp
+                seat.stamp = stamp
             seat.length = span.start + len(span.tokens)
             found.append(seat.number)
         return found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from holdover.engine.hf.spelling import Spelling
 from holdover.errors import RequestError, WeightsError
 
 
@@ -19,12 +21,11 @@ class Verbatim:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        self._decode = _decoder_of(tokenizer)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids``."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+        return self._decode(ids, skip_special_tokens=False)
 
 
 class Tokenizer:
@@ -46,6 +47,8 @@ class Tokenizer:
         # without its files, some classes come up with an empty vocabulary and say nothing
         if not self._tokenizer.encode("a", add_special_tokens=False):
             raise WeightsError(f"{path} has no usable tokenizer: its vocabulary is empty; is tokenizer.json missing?")
+        self._spelling = Spelling(self._tokenizer)
+        self._decode = _decoder_of(self._tokenizer)
 
     @property
     def has_chat_template(self) -> bool:
@@ -120,12 +123,20 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids``, special tokens left out."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
+        return self._decode(ids, skip_special_tokens=True)
 
     def token_text(self, token: int) -> str:
-        """Text of one token, special ones included."""
-        return self.verbatim.decode([token])
+        """Text of one token within others, special ones included."""
+        spelled = self._spelling.bytes_of(token)
+        return self.verbatim.decode([token]) if spelled is None else spelled.decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """Bytes of that text, or the part of a character's that the token is; None if the vocabulary does not say."""
+        return self._spelling.bytes_of(token)
+
+    def is_special_token(self, token: int) -> bool:
+        """Whether `decode` leaves the token out."""
+        return self._spelling.is_special(token)
 
     def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
         """Token ids of a conversation, ready for the assistant's next turn.
@@ -133,17 +144,40 @@ class Tokenizer:
         Raises:
             RequestError: the model has no chat template, or it refuses these messages.
         """
+        return self.encode_part(self.render_text(messages, **options))
+
+    def render_text(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
+        """What `render` tokenizes.
+
+        Raises:
+            RequestError: the model has no chat template, or it refuses these messages.
+        """
         if not self.has_chat_template:
             raise RequestError("this model has no chat template: use /v1/completions", param="messages")
         try:
-            text = self._tokenizer.apply_chat_template(
+            text: str = self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True, **options
             )
             text.encode()
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         except UnicodeEncodeError as error:
             raise RequestError(f"a message is not valid Unicode: {error.reason}", param="messages") from None
         except Exception as error:
             # templates are programs of the model's author and raise what they like
             raise RequestError(f"the chat template refuses these messages: {error}", param="messages") from error
-        return ids
+        return text
+
+
+def _decoder_of(tokenizer: Any) -> Callable[..., str]:
+    """How a tokenizer turns ids into text, without its clean-up of spaces.
+
+    Decoding happens twice a token. Where a class does nothing of its own, the library below it is asked directly:
+    Transformers' call costs several times as much.
+    """
+    kind = type(tokenizer)
+    if (kind.decode, getattr(kind, "_decode", None)) == (
+        PreTrainedTokenizerFast.decode,
+        PreTrainedTokenizerFast._decode,
+    ):
+        plain: Callable[..., str] = tokenizer.backend_tokenizer.decode
+        return plain
+    return partial(tokenizer.decode, clean_up_tokenization_spaces=False)

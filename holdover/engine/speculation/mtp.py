@@ -89,7 +89,7 @@ class HeadDrafts(Proposer):
     ) -> torch.Tensor:
         """Run the head at positions from ``starts`` on: on their ``hidden``, and the ``tokens`` after them."""
         device, length = hidden.device, tokens.shape[1]
-        rows = [s.place.rows.view(end=start + length).to(device) for s, start in zip(sequences, starts, strict=True)]
+        rows = [s.place.rows[: start + length].to(device) for s, start in zip(sequences, starts, strict=True)]
         step = Step(
             slot_pool=self._slots,
             kv_pool=self._kv,

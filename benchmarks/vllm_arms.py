@@ -1,0 +1,108 @@
+"""The engine's side of `vllm_host`: each line of standard input says what to measure, and a line is the answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.common import Row
+
+MARK = "measured: "
+CONTEXT, SHORT, LONG = 1024, 16, 144
+# kernels that advance the recurrence, by what their names contain
+UPDATE = ("fused_recurrent_gated_delta_rule_packed_decode", "fused_olmo_hybrid_gdn_gating", "step_kernel")
+
+
+class Arm:
+    """One engine in this process.
+
+    Args:
+        model: directory.
+        load_format: vLLM's.
+        settings: the plug-in's; none for stock vLLM.
+    """
+
+    def __init__(self, model: str, load_format: str, settings: dict[str, Any]) -> None:
+        # vLLM reads these when it is imported
+        os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+        from vllm import LLM, SamplingParams
+
+        connector = {"kv_connector": "HoldoverConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+        extra: dict[str, Any] = {"additional_config": {"holdover": settings}} if settings else {}
+        if "host_budget" in settings:
+            extra["kv_transfer_config"] = connector
+        self._llm = LLM(
+            model=model,
+            load_format=load_format,
+            dtype="bfloat16",
+            mamba_ssm_cache_dtype="float32",
+            max_model_len=4096,
+            max_num_seqs=256 if torch.cuda.is_available() else 4,
+            enforce_eager=not torch.cuda.is_available(),
+            enable_prefix_caching=True,
+            seed=0,
+            **extra,
+        )
+        self._sampling = SamplingParams
+        self._drawn = torch.Generator().manual_seed(0)
+
+    def ttft(self, tokens: int) -> Row:
+        """A prompt that returns after vLLM's cache was emptied: milliseconds to its first token; what was cached."""
+        prompt = self._prompt(tokens)
+        self._generate([prompt], 1)
+        assert self._llm.reset_prefix_cache()
+        # what was saved is written while the engine steps: another prompt gives it the time
+        self._generate([self._prompt(16)], 8)
+        start = time.perf_counter()
+        (answer,) = self._generate([prompt], 1)
+        return {"ms": 1e3 * (time.perf_counter() - start), "cached": answer.num_cached_tokens}
+
+    def tpot(self, batch: int) -> Row:
+        """Milliseconds a token of ``batch`` sequences, from two lengths of answers after the same prompts."""
+        prompts = [self._prompt(CONTEXT) for _ in range(batch)]
+        self._generate(prompts, 1)
+        short, long = (self._timed(prompts, tokens) for tokens in (SHORT, LONG))
+        return {"ms": 1e3 * (long - short) / (LONG - SHORT)}
+
+    def kernels(self, batch: int) -> Row:
+        """The update's milliseconds on the GPU in one step of ``batch`` sequences, and its share of all."""
+        prompts = [self._prompt(CONTEXT) for _ in range(batch)]
+        self._generate(prompts, 1)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            self._generate(prompts, LONG)
+        times = {event.key: event.self_device_time_total / 1e3 for event in profile.key_averages()}
+        update = sum(taken for name, taken in times.items() if any(part in name for part in UPDATE))
+        return {"update_ms": update / (LONG - 1), "share": update / sum(times.values())}
+
+    def _timed(self, prompts: list[list[int]], tokens: int) -> float:
+        start = time.perf_counter()
+        self._generate(prompts, tokens)
+        return time.perf_counter() - start
+
+    def _prompt(self, length: int) -> list[int]:
+        return torch.randint(5, 4000, (length,), generator=self._drawn).tolist()
+
+    def _generate(self, prompts: list[list[int]], tokens: int) -> list[Any]:
+        params = self._sampling(max_tokens=tokens, temperature=0, ignore_eos=True)
+        found: list[Any] = self._llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        return found
+
+
+def main() -> None:
+    model, load_format, settings = sys.argv[1:]
+    arm = Arm(model, load_format, json.loads(settings))
+    measures: dict[str, Callable[[int], Row]] = {"ttft": arm.ttft, "tpot": arm.tpot, "kernels": arm.kernels}
+    for line in sys.stdin:
+        what, *arguments = json.loads(line)
+        print(MARK + json.dumps(measures[what](*arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

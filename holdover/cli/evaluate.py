@@ -1,0 +1,180 @@
+"""``holdover eval``: tasks of the LM evaluation harness on a model and its cache, and the papers' protocol."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from holdover.cli import loading, measuring, warm_replay
+from holdover.cli.errors import Debug
+from holdover.cli.warm_replay import measured_by
+from holdover.errors import ConfigError
+from holdover.report.tables import Table
+
+if TYPE_CHECKING:
+    from holdover.engine.engine import Engine
+    from holdover.evaluation.harness.run import Row as HarnessRow
+
+ProtocolName = Literal["harness", "warm-replay"]
+
+_HARNESS = ("task", "length", "metric", "filter", "value", "stderr", "n")
+_PREFIX, _FOLLOWING = 512, 64
+
+
+def evaluate(
+    model: loading.Model,
+    tasks: Annotated[str, typer.Option(help="Tasks of lm-eval, with commas.")] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="Documents of each task, or problems; all if unset.")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="Tokens of generated prompts (RULER), with commas; what fits if unset.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Ask as a user, through the chat template.")] = False,
+    include: Annotated[Path | None, typer.Option(help="Directory of further tasks in lm-eval's YAML.")] = None,
+    plan: loading.Plan = None,
+    refresh: loading.Refresh = None,
+    element: loading.ElementOption = None,
+    protocol: Annotated[
+        ProtocolName, typer.Option(help="harness: tasks, once; warm-replay: problems, replayed in every arm.")
+    ] = "harness",
+    problems: Annotated[Path | None, typer.Option(help="warm-replay: problems, a JSON object a line.")] = None,
+    text: Annotated[Path | None, typer.Option(help="warm-replay: held-out text, whose continuations are scored.")] = (
+        None
+    ),
+    prefix: Annotated[int, typer.Option(min=2, help="Cached tokens of each piece of --text.")] = _PREFIX,
+    following: Annotated[int, typer.Option(min=1, help="Scored tokens behind them.")] = _FOLLOWING,
+    arms: Annotated[str, typer.Option(help="warm-replay: dense, nr, wr, int8, nr+int8, wr+int8, random.")] = (
+        "dense,nr,wr,int8,nr+int8,random"
+    ),
+    w_max: measuring.Cutoffs = "16,64",
+    replays: Annotated[int, typer.Option(min=1, help="Scored replays of every problem.")] = 1,
+    block: Annotated[int, typer.Option(min=1, help="Problems that are cached together.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0, help="Of the replays; 0 for greedy.")] = 0.0,
+    controlled: Annotated[
+        bool, typer.Option("--controlled", help="Stop where a block breaks the residency conditions of App. C.2.")
+    ] = False,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures there, and finished work beside it.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the finished work beside --json.")] = False,
+    max_running: loading.MaxRunning = 16,
+    dtype: loading.Dtype = "auto",
+    device: loading.Device = "auto",
+    threads: loading.Threads = None,
+    debug: Debug = False,
+) -> None:
+    """Evaluate a model whose states are cached as a plan says, or compare ways of caching them."""
+    if resume and json_path is None:
+        raise ConfigError("--resume goes on with what an earlier run left beside its --json: name that file")
+    journal = None if json_path is None else json_path.with_suffix(".answers.jsonl")
+    if protocol == "harness":
+        names = [name.strip() for name in tasks.split(",") if name.strip()]
+        if not names:
+            raise ConfigError(
+                "give --tasks, such as niah_single_1, or --protocol warm-replay with --problems or --text"
+            )
+        _require_harness()
+        caching = loading.Caching(plan=plan, refresh=refresh, element=element)
+        with _engine(model, caching, dtype, device, threads, max_running) as engine:
+            facts = _harness(engine, names, lengths, limit, chat, include, journal, resume)
+    else:
+        if (problems is None) == (text is None):
+            raise ConfigError("the warm-replay protocol needs either --problems or --text")
+        kinds = [kind.strip() for kind in arms.split(",") if kind.strip()]
+        cutoffs = measuring.numbers(w_max, "--wmax")
+        loaded = measuring.load_model(model, dtype, device, threads)
+        from holdover.evaluation.protocols.warm_replay import Schedule
+
+        schedule = Schedule(replays, block, max_running, temperature, controlled)
+        asked = warm_replay.problems_of(loaded, problems, text, prefix, following, limit)
+        facts = warm_replay.run(loaded, asked, warm_replay.arms_at(loaded, kinds, cutoffs), schedule, journal, resume)
+    if json_path is not None:
+        json_path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("eval")(evaluate)
+
+
+def _require_harness() -> None:
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ConfigError("lm-eval is missing, whose tasks these are: pip install 'holdover[eval]'")
+
+
+def _engine(
+    model: str, caching: loading.Caching, dtype: str, device: str, threads: int | None, max_running: int
+) -> Engine:
+    """An engine that keeps what `replayable` says; the plan is found first, so options are set on a second one."""
+    with loading.progress(measuring.console(), f"loading {model}"):
+        first = loading.load_engine(
+            model, dtype=dtype, device=device, threads=threads, max_running=max_running, caching=caching
+        )
+    from holdover.engine.engine import Engine
+    from holdover.evaluation.residency import replayable
+
+    first.close()
+    typer.echo(first.planned.note, err=True)
+    return Engine(first.loaded, replayable(first.options))
+
+
+def _harness(
+    engine: Engine,
+    names: Sequence[str],
+    lengths: str | None,
+    limit: int | None,
+    chat: bool,
+    include: Path | None,
+    journal_path: Path | None,
+    resume: bool,
+) -> dict[str, Any]:
+    from holdover.evaluation.harness.answers import Asker
+    from holdover.evaluation.harness.model import HarnessModel
+    from holdover.evaluation.harness.run import run, seed
+    from holdover.evaluation.harness.tasks import RULER, Tasks, check_lengths, default_length
+    from holdover.evaluation.journal import Journal
+
+    options, context = engine.options, engine.prepare.max_context
+    generated, others = [n for n in names if n in RULER], [n for n in names if n not in RULER]
+    sizes: list[int] = []
+    if generated:
+        sizes = [default_length(context)] if lengths is None else measuring.numbers(lengths, "--lengths")
+        check_lengths(sizes, context)
+    plan = options.plan.digest if options.plan is not None else None
+    identity = measured_by(engine.loaded, plan=plan, refresh=options.refresh, element=options.element, chat=chat)
+    assert engine.loaded.files is not None
+    found = Tasks(engine.loaded.files.path, include)
+    rows: list[HarnessRow] = []
+    with Journal(journal_path, identity, resume=resume) as journal:
+        asker = Asker(engine, journal)
+        harness = HarnessModel(engine, asker, chat=chat)
+        for chosen, length in [*((generated, size) for size in sizes), *([(others, None)] if others else [])]:
+            seed()
+            rows += run(harness, found.load(chosen, length), limit=limit, length=length, chat=chat)
+    measuring.show(_harness_table(rows))
+    typer.echo(f"{asker.hit:.1%} of {asker.cached + asker.new:,} prompt tokens came from the cache")
+    return {**identity, "hit": asker.hit, "rows": [asdict(row) for row in rows]}
+
+
+def _harness_table(rows: Sequence[HarnessRow]) -> Table:
+    return Table(
+        "",
+        _HARNESS,
+        tuple(
+            (
+                row.task,
+                "-" if row.length is None else str(row.length),
+                row.metric,
+                row.filter,
+                f"{row.value:.4g}",
+                "-" if row.stderr is None else f"{row.stderr:.2g}",
+                str(row.count),
+            )
+            for row in rows
+        ),
+    )

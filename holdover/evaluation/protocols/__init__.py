@@ -1,0 +1,1 @@
+"""The papers' protocols: how a cache is filled, what is scored, and what is compared with what."""

@@ -1,0 +1,1 @@
+"""Driving a server with a frozen trace, as its clients would."""

@@ -1,0 +1,78 @@
+"""What one model costs on one machine: measured once, read by every simulation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from holdover.errors import HoldoverError
+
+
+@dataclass(frozen=True)
+class ForwardCost:
+    """Milliseconds of a forward, linear in what it runs.
+
+    Attributes:
+        base: of any forward.
+        token: of each token.
+        pair: of each token and each token that it attends to.
+    """
+
+    base: float
+    token: float
+    pair: float
+
+    def ms(self, tokens: int, pairs: int) -> float:
+        """Milliseconds of a forward of so many tokens over so many pairs."""
+        return self.base + self.token * tokens + self.pair * pairs
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of one model on one machine.
+
+    Attributes:
+        model: its name.
+        machine: what it was measured on.
+        dtype: that it ran in.
+        prefill: forwards of several tokens of one sequence.
+        decode: forwards of one token of every sequence.
+        copy_ms: restoring a dense checkpoint, in milliseconds a byte.
+        unpack_ms: restoring a packed one, in milliseconds a byte of the record.
+    """
+
+    model: str
+    machine: str
+    dtype: str
+    prefill: ForwardCost
+    decode: ForwardCost
+    copy_ms: float
+    unpack_ms: float
+
+
+def pairs_of(start: int, count: int) -> int:
+    """Pairs of ``count`` tokens from position ``start`` on, each with every token up to itself."""
+    return count * start + count * (count + 1) // 2
+
+
+def write_costs(costs: Costs, path: Path) -> None:
+    """Write costs to a file."""
+    path.write_text(json.dumps(asdict(costs), indent=1) + "\n", encoding="utf-8")
+
+
+def read_costs(path: Path) -> Costs:
+    """Read costs.
+
+    Raises:
+        HoldoverError: the file cannot be read, or is not one that was measured.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        prefill, decode = (ForwardCost(**found.pop(name)) for name in ("prefill", "decode"))
+        return Costs(prefill=prefill, decode=decode, **found)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise HoldoverError(
+            f"costs {path} cannot be read ({reason}): measure them with holdover simulate --measure MODEL"
+        ) from None

@@ -1,0 +1,217 @@
+"""``holdover bench serve`` against real servers on this machine: a whole run, and what ends one early."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdover.engine.hf.tokenizer import Tokenizer
+from holdover.evaluation.traces.build import Preset, build_trace
+from holdover.evaluation.traces.sharegpt import Conversation, Turn
+from holdover.evaluation.traces.trace import write_trace
+from tests.cli.run import error_line, invoke
+from tests.server.live import Live, running
+
+CONVERSATIONS, TURNS = 2, 3
+# short: every step of a poisoned server is slow
+SHORT = Preset("short", CONVERSATIONS, TURNS, shortest=16, longest=256, context=512, reply=4)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Live]:
+    with running(model, max_running=2) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def trace(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    texts = [f"the cat number {i} sat on the mat and " * 4 for i in range(CONVERSATIONS)]
+    recorded = [
+        Conversation(f"c{i}", tuple(Turn(role, f"{text} {n}") for n in range(TURNS) for role in ("user", "assistant")))
+        for i, text in enumerate(texts)
+    ]
+    tokenizer = Tokenizer(model)
+    made = build_trace(recorded, SHORT, tokenizer, tokenizer.end_tokens, model="tiny", source="made up", seeds=(1, 2))
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    write_trace(made, path)
+    return path
+
+
+def bench(url: str, trace: Path, output: Path, *flags: str) -> tuple[Any, dict[str, Any]]:
+    ran = invoke("bench", "serve", url, "--trace", str(trace), "-o", str(output), "--clients", "2", *flags)
+    return ran, json.loads(output.read_text())
+
+
+def test_all_requests_of_all_runs_are_counted(server: Live, trace: Path, tmp_path: Path) -> None:
+    ran, facts = bench(server.url, trace, tmp_path / "out.json", "--arm", "dense", "--server-limit", "2")
+    assert ran.exit_code == 0, ran.output
+    assert facts["complete"]
+    assert len(facts["requests"]) == 2 * CONVERSATIONS * TURNS
+    for row in facts["rows"]:
+        own = [one for one in facts["requests"] if one["seed"] == row["seed"]]
+        assert row["requests"] == len(own) == CONVERSATIONS * TURNS
+        assert row["ttft_mean_ms"] == pytest.approx(sum(one["ttft_ms"] for one in own) / len(own))
+        assert row["hit"] == sum(one["cached_tokens"] for one in own) / sum(one["prompt_tokens"] for one in own)
+        assert (row["arm"], row["concurrency"], row["server_limit"]) == ("dense", 2, 2)
+        assert row["slots"] > 0
+        assert sum(row["restores"].values()) == sum(one["cached_tokens"] > 0 for one in own)
+    means = [row["e2e_p95_ms"] for row in facts["rows"]]
+    assert facts["mean"]["e2e_p95_ms"] == pytest.approx(sum(means) / 2)
+    assert all(one["is_as_frozen"] for one in facts["requests"] if one["turn"] == 0)
+    assert "note:" not in ran.output
+
+
+def test_a_later_prompt_goes_on_from_the_models_own_reply(server: Live, trace: Path, tmp_path: Path) -> None:
+    _, facts = bench(server.url, trace, tmp_path / "out.json", "--seeds", "7", "--temperature", "0")
+    frozen = [json.loads(line) for line in trace.read_text().splitlines()[1:]]
+    asked = {one["id"]: one["turns"] for one in frozen}
+    messages = [{"role": "user", "content": asked["c0"][0]["text"]}]
+    limit = asked["c0"][0]["max_tokens"]
+    reply = server.chat(messages, max_tokens=limit, extra_body={"ignore_eos": True}).choices[0].message.content
+    messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": asked["c0"][1]["text"]}]
+    wanted = server.chat(messages, max_tokens=1).usage.prompt_tokens
+    found = next(one for one in facts["requests"] if (one["dialogue"], one["turn"]) == ("c0", 1))
+    assert found["prompt_tokens"] == wanted
+    assert found["cached_tokens"] > 0
+
+
+def test_the_same_run_twice_asks_for_the_same(server: Live, trace: Path, tmp_path: Path) -> None:
+    def counts() -> set[tuple[Any, ...]]:
+        _, facts = bench(server.url, trace, tmp_path / "out.json", "--seeds", "3", "--clients", "1")
+        names = ("dialogue", "turn", "prompt_tokens", "cached_tokens", "completion_tokens")
+        return {tuple(one[name] for name in names) for one in facts["requests"]}
+
+    assert counts() == counts()
+
+
+def test_a_refusal_is_said_in_the_servers_words(server: Live, trace: Path, tmp_path: Path) -> None:
+    ran, facts = bench(server.url, trace, tmp_path / "out.json", "--model", "nobody")
+    assert ran.exit_code == 2
+    assert "refused with status 404" in error_line(ran.stderr)
+    assert not facts["complete"]
+    assert facts["rows"] == []
+
+
+def chunk(**fields: Any) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+WORD = chunk(choices=[{"delta": {"content": "a "}}])
+END = chunk(choices=[{"delta": {}, "finish_reason": "length"}])
+USAGE = chunk(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 1})
+DONE = b"data: [DONE]\n\n"
+
+
+def _request(connection: socket.socket) -> str:
+    """A whole request: a socket that is closed with bytes unread takes back what was sent."""
+    with connection.makefile("rb") as lines:
+        head = list(iter(lines.readline, b"\r\n"))
+        length = next((int(line.split(b":")[1]) for line in head if line.lower().startswith(b"content-length:")), 0)
+        lines.read(length)
+    return head[0].decode()
+
+
+@contextmanager
+def scripted(*replies: list[bytes]) -> Iterator[str]:
+    """A server that gives each chat the next of ``replies``: the bytes of a stream, cut off where a list ends.
+
+    The last reply's connection stays open, without a byte more, if it does not end with ``DONE``.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+    kept: list[socket.socket] = []
+    left = iter(replies)
+    is_last = [False]
+
+    def answer(connection: socket.socket) -> None:
+        asked = _request(connection)
+        head = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        if "/v1/chat/completions" in asked:
+            reply = next(left)
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+            head += b"".join(reply)
+            is_last[0] = reply is replies[-1] and reply[-1] != DONE
+        connection.sendall(head)
+        if is_last[0]:
+            kept.append(connection)
+        else:
+            connection.close()
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            answer(connection)
+
+    thread = threading.Thread(target=serve, name="scripted")
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+        for connection in kept:
+            connection.close()
+
+
+FLAGS = ("--model", "m", "--seeds", "1", "--clients", "1", "--stall", "1")
+WHOLE = [WORD, END, USAGE, DONE]
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ([WORD], "sent nothing for 1 seconds"),
+        ([chunk(error={"message": "out of memory"}), DONE], "out of memory"),
+        ([b"data: {\n\n", DONE], "not JSON"),
+    ],
+)
+def test_what_was_measured_before_a_server_fails_is_kept(
+    trace: Path, tmp_path: Path, last: list[bytes], said: str
+) -> None:
+    with scripted(WHOLE, WHOLE, last) as url:
+        ran, facts = bench(url, trace, tmp_path / "out.json", *FLAGS)
+    assert ran.exit_code == 2
+    assert said in error_line(ran.stderr)
+    assert said in facts["failure"]
+    assert [one["turn"] for one in facts["requests"]] == [0, 1]
+    assert facts["rows"][0]["requests"] == 2
+    assert facts["rows"][0]["hit"] is None
+    assert "hits are unknown" in ran.stderr
+
+
+def test_a_stream_that_breaks_off_is_no_reply(trace: Path, tmp_path: Path) -> None:
+    with scripted(WHOLE, [WORD], WHOLE) as url:
+        ran, facts = bench(url, trace, tmp_path / "out.json", *FLAGS)
+    assert "before its reply was whole" in error_line(ran.stderr)
+    assert len(facts["requests"]) == 1
+
+
+def test_a_server_without_usage_is_measured_all_the_same(trace: Path, tmp_path: Path) -> None:
+    with scripted(*[[WORD, END, DONE]] * (CONVERSATIONS * TURNS)) as url:
+        ran, facts = bench(url, trace, tmp_path / "out.json", *FLAGS)
+    assert ran.exit_code == 0, ran.output
+    assert "sends no usage" in ran.stderr
+    assert facts["rows"][0]["requests"] == CONVERSATIONS * TURNS
+
+
+def test_a_server_that_is_not_there_is_named(trace: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    ran = invoke("bench", "serve", url, "--trace", str(trace))
+    assert ran.exit_code == 2
+    assert f"{url}/v1/models cannot be reached" in error_line(ran.stderr)
+
+
+def test_an_address_without_a_scheme_is_refused(trace: Path) -> None:
+    ran = invoke("bench", "serve", "localhost:8000", "--trace", str(trace))
+    assert "http://127.0.0.1:8000" in error_line(ran.stderr)

@@ -1,0 +1,94 @@
+"""``holdover trace`` and ``holdover simulate``: from a recording to the best operating point."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdover.evaluation.simulate.costs import read_costs, write_costs
+from tests.cli.run import error_line, invoke
+from tests.evaluation.simulate.traffic import COSTS
+
+
+def recording(path: Path, count: int) -> Path:
+    def messages(i: int) -> list[dict[str, str]]:
+        texts = [f"the cat number {i} sat on the mat and " * 4 + str(n) for n in range(8)]
+        return [{"from": ("human", "gpt")[n % 2], "value": text} for n, text in enumerate(texts)]
+
+    path.write_text(json.dumps([{"id": f"c{i}", "conversations": messages(i)} for i in range(count)]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trace(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traces")
+    source, path = recording(folder / "recorded.json", 6), folder / "trace.jsonl"
+    ran = invoke("trace", str(source), str(model), "-o", str(path), "--preset", "tiny", "--seeds", "4,5")
+    assert ran.exit_code == 0, ran.output
+    assert "6 conversations, 24 requests" in ran.stdout
+    assert "only 6 of 24 conversations that fit" in ran.stdout
+    return path
+
+
+def test_a_preset_that_nobody_knows_is_refused(model: Path, tmp_path: Path) -> None:
+    source = recording(tmp_path / "recorded.json", 1)
+    ran = invoke("trace", str(source), str(model), "-o", str(tmp_path / "out"), "--preset", "huge")
+    assert "wanted one of paper, small, tiny" in error_line(ran.stderr)
+
+
+def test_a_recording_without_a_fitting_conversation_says_why(model: Path, tmp_path: Path) -> None:
+    source = recording(tmp_path / "recorded.json", 2)
+    ran = invoke("trace", str(source), str(model), "-o", str(tmp_path / "out"), "--preset", "paper")
+    assert "none of 2 conversations" in error_line(ran.stderr)
+    assert "2 are too short or too long" in error_line(ran.stderr)
+
+
+def test_points_are_compared_within_one_budget(model: Path, trace: Path, tmp_path: Path) -> None:
+    write_costs(COSTS, tmp_path / "costs.json")
+    flags = ("--costs", str(tmp_path / "costs.json"), "--budget", "512KiB", "--clients", "4", "--max-running", "2")
+    grid = ("--wmax", "16", "--element", "full", "--eviction", "lru,coverage")
+    ran = invoke("simulate", str(trace), *flags, *grid, "--model", str(model), "--json")
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout)
+    assert [row["name"] for row in found["rows"]] == ["dense", "nr 16", "wr 16"] * 2
+    dense, packed = found["rows"][:2]
+    assert dense["packed_slots"] == 0
+    assert packed["native_slots"] + packed["packed_slots"] >= dense["native_slots"]
+    assert 0 < dense["hit"] < 1
+    best = min(found["rows"], key=lambda row: row["ttft_mean_ms"])
+    assert found["best"]["name"] == best["name"]
+    assert found["best"]["eviction"] == best["eviction"]
+
+
+def test_a_budget_that_is_too_small_costs_one_point_only(model: Path, trace: Path, tmp_path: Path) -> None:
+    write_costs(COSTS, tmp_path / "costs.json")
+    flags = ("--costs", str(tmp_path / "costs.json"), "--model", str(model), "--budget", "1KiB", "--wmax", "16")
+    ran = invoke("simulate", str(trace), *flags)
+    assert ran.exit_code == 0, ran.output
+    assert "state budget of 1024 bytes is too small" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "give a trace to simulate"),
+        (("trace.jsonl", "--eviction", "fifo"), "--eviction has 'fifo'; wanted any of lru, cost, coverage"),
+        (("trace.jsonl", "--element", "int4"), "--element has 'int4'"),
+        (("nowhere.jsonl",), "nowhere.jsonl cannot be read"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said(flags: tuple[str, ...], said: str) -> None:
+    assert said in error_line(invoke("simulate", *flags).stderr)
+
+
+def test_costs_are_measured_on_this_machine(model: Path, tmp_path: Path) -> None:
+    ran = invoke("simulate", "--measure", str(model), "--costs", str(tmp_path / "costs.json"), "--threads", "1")
+    assert ran.exit_code == 0, ran.output
+    found = read_costs(tmp_path / "costs.json")
+    assert found.dtype == "float32"
+    assert found.prefill.ms(256, 256 * 257 // 2) > 0
+    assert found.decode.ms(1, 16) > 0
+    assert found.copy_ms > 0
+    assert found.unpack_ms > 0

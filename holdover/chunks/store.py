@@ -182,6 +182,8 @@ class ChunkStore:
             CapacityError: no slot can be had for the checkpoint.
                 On any error build and lease are as they were, and still the caller's to end.
         """
+        # before the lease is looked at: it ended with the build
+        self._expect_open(build)
         self._expect(build, self.tiers.native.pool.header(lease.slot), extras)
         entry = self._enter(build, self.tiers.donate(lease), extras)
         self.counters["chunks_built"] += 1

@@ -25,7 +25,9 @@ def generate(
     model: Annotated[str, typer.Option(help="Name of a bundled model, directory of a model, or hub id.")] = (
         DEFAULT_MODEL
     ),
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate; as many as fit if unset.")] = 128,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens to generate; all that fit if unset.")
+    ] = 128,
     temperature: Annotated[float | None, typer.Option(help="0 for greedy; the model's default if unset.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible.")] = None,
     chat: Annotated[

@@ -64,7 +64,7 @@ def test_arguments_that_are_no_text(model: Path) -> None:
 def test_refused_parameters(model: Path) -> None:
     result = invoke("generate", PROMPT, "--model", str(model), "--max-tokens", "0")
     assert result.exit_code == 2
-    assert "max_tokens" in error_line(result.stderr)
+    assert "--max-tokens" in result.stderr
 
 
 def test_default_model() -> None:

@@ -86,7 +86,7 @@ def test_top_p_near_zero_keeps_the_most_probable(top_p: float) -> None:
         ({"top_p": 1.1}, "top_p"),
         ({"min_p": -1.0}, "min_p"),
         ({"top_k": -1}, "top_k"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"logprobs": -1}, "logprobs"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
         ({"stop": ("x", "")}, "stop"),

@@ -31,13 +31,13 @@ def test_defaults_are_the_engine_s() -> None:
     assert Composing().settings() == DEFAULT_SETTINGS
     found = shown()
     for field in fields(Composing):
-        name = f"chunk-{field.name.replace('_', '-')}"
+        name = "chunks" if field.name == "mode" else f"chunk-{field.name.replace('_', '-')}"
         if field.default not in (None, ()):
             assert found[name] == (field.default, "default")
 
 
 def test_from_the_flags_to_the_engine(model: Path) -> None:
-    said = Composing("seam", "exact", 0.5, "context", 32, 100, (ExtraName.TRANSITIONS, ExtraName.INPUTS), "2MiB")
+    said = Composing("on", "seam", "exact", 0.5, "context", 32, 100, (ExtraName.TRANSITIONS, ExtraName.INPUTS), "2MiB")
     with load_engine(str(model), state_budget="1MiB", kv_budget="2MiB", threads=1, composing=said) as engine:
         assert engine.options.chunks == ChunkSettings(
             selector="seam",
@@ -64,6 +64,7 @@ def test_extras_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
+        ("--chunks", "never"),
         ("--chunk-selector", "best"),
         ("--chunk-initialiser", "first"),
         ("--chunk-window", "none"),

@@ -1,0 +1,1 @@
+"""Holdover in other engines: each uses the packages below the engine, and none of the engine's own."""

@@ -1,0 +1,1 @@
+"""Holdover in vLLM, through vLLM's public hooks alone: a checkpoint tier below its prefix cache."""

@@ -1,0 +1,132 @@
+"""What both halves of the connector derive from vLLM's configuration, and what they refuse."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import vllm
+from vllm.logger import init_logger
+
+from holdover.arch.registry import layout_from_config
+from holdover.codec import Codec
+from holdover.errors import ConfigError, UnsupportedArchitectureError
+from holdover.integrations.vllm.config import TierConfig
+from holdover.integrations.vllm.connector.groups import CacheGroups
+from holdover.retention import Element, RetentionPlan
+from holdover.retention.decay import read_decay
+from holdover.retention.plan_file import read_plan
+from holdover.weights.digest import model_digest
+from holdover.weights.files import ModelFiles
+from holdover.weights.source import resolve
+
+# vLLM prints what is logged below its own name
+logger = init_logger("vllm.holdover")
+
+_OLDEST = (0, 32)
+# families whose pages were compared with the core's own states
+_FAMILIES = frozenset({"gdn"})
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """A tier for one model in one vLLM configuration.
+
+    Attributes:
+        config: the operator's settings.
+        groups: vLLM's caches.
+        codec: how a state is packed.
+        identity: names everything but tokens and salt that decides whether two entries may stand for each other.
+        packed_above: depth up to which the codec would leave out what is not forgotten yet.
+    """
+
+    config: TierConfig
+    groups: CacheGroups
+    codec: Codec
+    identity: str
+    packed_above: int
+
+    @classmethod
+    def of(cls, vllm_config: Any, kv_cache_config: Any) -> Setup:
+        """Derive it.
+
+        Raises:
+            HoldoverError: the settings, the model or vLLM's configuration cannot be used; nothing was allocated.
+        """
+        config = TierConfig.parse(vllm_config.additional_config)
+        _refuse(vllm_config)
+        model = vllm_config.model_config
+        files = resolve(str(model.model))
+        layout = layout_from_config(files.config, dtype=str(model.dtype).removeprefix("torch.")).state
+        if strange := {layer.family for layer in layout.layers} - _FAMILIES:
+            raise UnsupportedArchitectureError(f"states of {sorted(strange)} are not yet kept in vLLM; gdn is")
+        groups = CacheGroups.of(kv_cache_config)
+        plan = _plan(config, files)
+        codec = Codec(groups.state_layout(layout), plan, element=config.element)
+        above = plan.replay_window(sys.maxsize) if plan is not None else 0
+        return cls(config, groups, codec, _identity(vllm_config, files, groups, codec), above)
+
+    @property
+    def losses(self) -> int:
+        """Losses that one restore adds to a state's past."""
+        return 0 if self.codec.is_lossless else 1
+
+
+def _refuse(vllm_config: Any) -> None:
+    version = vllm.__version_tuple__[:2]
+    if version < _OLDEST:
+        raise ConfigError(f"vLLM {vllm.__version__} is too old for the tier: install 0.32 or newer")
+    if version > _OLDEST:
+        logger.warning_once("holdover: vLLM %s was never tried; 0.32 was", vllm.__version__)
+    transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
+    if transfer.kv_load_failure_policy != "recompute":
+        raise ConfigError('set "kv_load_failure_policy": "recompute" in --kv-transfer-config: no request is to fail')
+    if transfer.kv_role != "kv_both":
+        raise ConfigError(f'the kv_role is {transfer.kv_role!r}; set "kv_both" in --kv-transfer-config')
+    if parallel.world_size != 1:
+        raise ConfigError(f"{parallel.world_size} workers share a model; the tier supports one")
+    if vllm_config.speculative_config is not None:
+        raise ConfigError("speculative decoding keeps more than a state in its pages: not supported by the tier")
+    if not vllm_config.cache_config.enable_prefix_caching:
+        raise ConfigError("the tier continues vLLM's prefix cache: pass --enable-prefix-caching")
+    if vllm_config.model_config.revision is not None:
+        raise ConfigError("a revision cannot be named to the tier: download the model and pass its directory")
+
+
+def _plan(config: TierConfig, files: ModelFiles) -> RetentionPlan | None:
+    if config.plan is None:
+        return None
+    plan = read_plan(config.plan)
+    decay = read_decay(files)
+    plan.check_fits(decay.fingerprint, decay.layout.state)
+    _warn_of(plan, config.element)
+    return plan
+
+
+def _warn_of(plan: RetentionPlan, element: Element) -> None:
+    """Say so where nothing shows that answers stay close: in vLLM omitted units are zero, and never replayed."""
+    if plan.omits_nothing:
+        return
+    gate, wanted = plan.quality, (plan.w_max, "none", element)
+    points = () if gate is None else (gate.chosen, *gate.sweep)
+    point = next((p for p in points if (p.w_max, p.refresh, p.element) == wanted), None)
+    if gate is None or point is None:
+        logger.warning_once("holdover: the plan's quality was not measured without replay: run holdover calibrate")
+    elif point.p95_kl > gate.budget:
+        logger.warning_once(
+            "holdover: without replay the plan is above its budget: P95 KL %.2g, budget %.2g", point.p95_kl, gate.budget
+        )
+
+
+def _identity(vllm_config: Any, files: ModelFiles, groups: CacheGroups, codec: Codec) -> str:
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    parts = (
+        f"vllm {vllm.__version__} {vllm_config.device_config.device_type}",
+        model_digest(files),
+        f"{model.dtype} {model.quantization} {model.hf_overrides}",
+        f"{cache.cache_dtype} {groups.block_size} {[layer.spec for layer in groups.attention]}",
+        codec.digest,
+    )
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

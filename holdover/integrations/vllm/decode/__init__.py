@@ -1,0 +1,1 @@
+"""Deferred decode in vLLM's own recurrent layers."""

@@ -1,0 +1,53 @@
+"""What deferred decode refuses, before anything is allocated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import vllm
+from vllm.logger import init_logger
+
+from holdover.errors import ConfigError
+from holdover.integrations.vllm.config import DecodeConfig, has_tier_settings
+
+# vLLM prints what is logged below its own name
+logger = init_logger("vllm.holdover")
+
+_OLDEST = (0, 32)
+
+
+def interval_of(vllm_config: Any) -> int | None:
+    """The merge interval that a model's recurrent layers are to have; None leaves them as they are.
+
+    Raises:
+        ConfigError: the settings, or vLLM's configuration, cannot be used.
+    """
+    config = DecodeConfig.parse(vllm_config.additional_config)
+    if has_tier_settings(vllm_config.additional_config) and vllm_config.kv_transfer_config is None:
+        raise ConfigError(
+            "the checkpoint tier is set up and not put in: pass --kv-transfer-config with the HoldoverConnector, "
+            "or take its settings out of --additional-config"
+        )
+    if config is None:
+        return None
+    _refuse(vllm_config)
+    return config.interval
+
+
+def _refuse(vllm_config: Any) -> None:
+    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    version = vllm.__version_tuple__[:2]
+    if version < _OLDEST:
+        raise ConfigError(f"vLLM {vllm.__version__} is too old for deferred decode: install 0.32 or newer")
+    if version > _OLDEST:
+        logger.warning_once("holdover: vLLM %s was never tried; 0.32 was", vllm.__version__)
+    if vllm_config.speculative_config is not None:
+        raise ConfigError("deferred decode does not verify drafts: leave out speculative decoding, or decode")
+    if parallel.world_size != 1:
+        raise ConfigError(f"{parallel.world_size} workers share a model; deferred decode supports one")
+    if parallel.use_ubatching:
+        raise ConfigError("deferred decode does not split a batch: leave out dual batch overlap")
+    if cache.mamba_cache_mode not in ("align", "none"):
+        raise ConfigError(f"states are cached in mode {cache.mamba_cache_mode}: pass --mamba-cache-mode align")
+    if vllm_config.cache_config.use_replayssm:
+        raise ConfigError("vLLM's own replay is another log for the same states: leave out --use-replayssm")

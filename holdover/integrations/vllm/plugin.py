@@ -1,0 +1,24 @@
+"""What vLLM calls in each of its processes (entry point ``vllm.general_plugins``)."""
+
+from __future__ import annotations
+
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+from holdover.integrations.vllm.decode import models
+
+CONNECTOR = "HoldoverConnector"
+_MODULE = "holdover.integrations.vllm.connector.connector"
+
+
+def register() -> None:
+    """Make the connector known by name, and put our models, and with them their layers, in the place of vLLM's.
+
+    The connector is built only where ``--kv-transfer-config`` names it, and a layer has a log only where
+    ``--additional-config`` asks for one.
+    """
+    try:
+        KVConnectorFactory.get_connector_class_by_name(CONNECTOR)
+    except ValueError:
+        # vLLM calls a plugin more than once, and refuses a second registration
+        KVConnectorFactory.register_connector(CONNECTOR, _MODULE, CONNECTOR)
+        models.register()

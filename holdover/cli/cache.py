@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,6 @@ from holdover.cli.errors import Group
 from holdover.errors import ConfigError
 
 ENTRIES, FLUSH, PINS = "/v1/cache/entries", "/v1/cache/flush", "/v1/cache/pins"
-_PAGE = 500
 
 Url = Annotated[str, typer.Option(envvar="HOLDOVER_URL", help="Where the server is.")]
 Key = Annotated[
@@ -32,7 +30,7 @@ commands = typer.Typer(cls=Group, no_args_is_help=True, help="See, pin and flush
 @commands.command("ls")
 def show(url: Url = DEFAULT_URL, api_key: Key = None, as_json: Json = False) -> None:
     """List the checkpoints in memory, the shallowest first."""
-    entries = list(_entries(Client(url, api_key)))
+    entries = list(Client(url, api_key).pages(ENTRIES))
     if as_json:
         typer.echo(json.dumps(entries, indent=2))
         return
@@ -105,15 +103,6 @@ def flush(url: Url = DEFAULT_URL, api_key: Key = None) -> None:
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
     app.add_typer(commands, name="cache")
-
-
-def _entries(client: Client) -> Iterator[dict[str, Any]]:
-    path = f"{ENTRIES}?limit={_PAGE}"
-    page = client.request("GET", path)
-    yield from page["data"]
-    while page["next"] is not None:
-        page = client.request("GET", f"{path}&after={page['next']}")
-        yield from page["data"]
 
 
 def ids_of(text: str) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +18,6 @@ from holdover.cli.errors import Group
 from holdover.errors import ConfigError
 
 CHUNKS = "/v1/chunks"
-_PAGE = 500
 _DIFFERS = 1
 
 commands = typer.Typer(
@@ -53,7 +51,7 @@ def add(
 @commands.command("list")
 def show(url: Url = DEFAULT_URL, api_key: Key = None, as_json: Json = False) -> None:
     """List the chunks, the shortest first."""
-    found = list(_chunks(Client(url, api_key)))
+    found = list(Client(url, api_key).pages(CHUNKS))
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -93,7 +91,7 @@ def verify(
 ) -> None:
     """Prefill chunks again and compare; the exit code is 1 if one of them differs by more than rounding explains."""
     client = Client(url, api_key)
-    ids = [one["id"] for one in _chunks(client)] if chunk_id is None else [chunk_id]
+    ids = [one["id"] for one in client.pages(CHUNKS)] if chunk_id is None else [chunk_id]
     verdicts = [client.request("POST", f"{CHUNKS}/{one}/verify") for one in ids]
     for verdict in verdicts:
         errors = ", ".join(f"{part['name']} {_error(part['error'])}" for part in verdict["parts"])
@@ -107,15 +105,6 @@ def register(app: typer.Typer) -> None:
     chunk_diagnosis.register(commands)
     chunk_gate.register(commands)
     app.add_typer(commands, name="chunks")
-
-
-def _chunks(client: Client) -> Iterator[dict[str, Any]]:
-    path = f"{CHUNKS}?limit={_PAGE}"
-    page = client.request("GET", path)
-    yield from page["data"]
-    while page["next"] is not None:
-        page = client.request("GET", f"{path}&after={page['next']}")
-        yield from page["data"]
 
 
 def _text(name: str) -> str:

@@ -7,12 +7,14 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 from holdover.errors import ConfigError
 
 # a prefix that is pinned may have to be computed first
 _PATIENCE = 600
+_PAGE = 500
 
 
 class Client:
@@ -51,6 +53,18 @@ class Client:
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
             raise ConfigError(f"no answer from {self._url} ({reason}): is the server running? See --url") from None
+
+    def pages(self, path: str) -> Iterator[dict[str, Any]]:
+        """All entries of a list that the server gives in pages.
+
+        Raises:
+            ConfigError: as `request`.
+        """
+        page = self.request("GET", f"{path}?limit={_PAGE}")
+        yield from page["data"]
+        while page["next"] is not None:
+            page = self.request("GET", f"{path}?limit={_PAGE}&after={page['next']}")
+            yield from page["data"]
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Response
@@ -20,20 +19,11 @@ from holdover.server.errors import ApiError
 from holdover.server.listings import Entries, Flushed, PinAnswer, PinList, Unpinned, UnpinnedAll
 from holdover.server.messages import ChatMessage
 from holdover.server.openapi import operation
+from holdover.server.paging import ID, PAGE, Page, Place, id_of
 from holdover.server.parsing import parse
 from holdover.server.wire import Json, json_response, read_object
 
 PINS = "/v1/cache/pins"
-MAX_PAGE = 1000
-# enough of a key to tell any two apart
-_ID_BYTES = 8
-_CURSOR = re.compile(r"(\d{1,12})-([0-9a-f]{16})", re.ASCII)
-ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
-# what `page_of` reads, for the API's description
-PAGE = (
-    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE}},
-    {"name": "after", "in": "query", "schema": {"type": "string", "pattern": "^[0-9]{1,12}-[0-9a-f]{16}$"}},
-)
 
 
 class PinRequest(BaseModel):
@@ -78,14 +68,9 @@ def add_cache(app: FastAPI, engine: AsyncEngine, max_body: int) -> None:
         **operation("List checkpoints, the shallowest first", Entries, errors=[400], parameters=PAGE),
     )
     async def list_entries(request: Request) -> Response:
-        limit, after = page_of(request)
+        page = Page.asked(request)
         found = await engine.call(lambda core: entries(core.cache))
-        found.sort(key=place)
-        rest = [entry for entry in found if after is None or place(entry) > after]
-        page = rest[:limit]
-        more = f"{page[-1].depth}-{id_of(page[-1].key)}" if len(rest) > limit else None
-        data = [entry_body(entry) for entry in page]
-        return json_response({"object": "list", "data": data, "total": len(found), "next": more})
+        return json_response(page.of(found, place, entry_body))
 
     @app.post("/v1/cache/flush", **operation("Drop what is neither pinned nor in use", Flushed))
     async def flush(_: Request) -> Response:
@@ -120,23 +105,7 @@ def add_cache(app: FastAPI, engine: AsyncEngine, max_body: int) -> None:
         return json_response({"object": "cache.pin", "id": pin_id, "deleted": True})
 
 
-def page_of(request: Request) -> tuple[int, tuple[int, str] | None]:
-    """How many entries to show, and the place behind which they begin."""
-    asked = dict(request.query_params)
-    limit, after = asked.pop("limit", "100"), asked.pop("after", None)
-    if asked:
-        raise RequestError(f"unknown parameter: {min(asked)}", param=min(asked), code="unknown_parameter")
-    if not re.fullmatch(r"[0-9]{1,4}", limit) or not 1 <= int(limit) <= MAX_PAGE:
-        raise RequestError(f"limit must be between 1 and {MAX_PAGE}", param="limit")
-    if after is None:
-        return int(limit), None
-    place = _CURSOR.fullmatch(after)
-    if place is None:
-        raise RequestError("after must be the 'next' of the page before", param="after")
-    return int(limit), (int(place[1]), place[2])
-
-
-def place(entry: CacheEntry) -> tuple[int, str]:
+def place(entry: CacheEntry) -> Place:
     """Order of the list. It does not change, so that a page may begin where one was that is gone by now."""
     return entry.depth, id_of(entry.key)
 
@@ -161,8 +130,3 @@ def entry_body(entry: CacheEntry) -> Json:
 
 def _pin(one: Pin) -> dict[str, Any]:
     return {"object": "cache.pin", "id": id_of(one.key), "depth": one.depth}
-
-
-def id_of(key: bytes) -> str:
-    """A key as clients see it."""
-    return key[:_ID_BYTES].hex()

@@ -16,10 +16,10 @@ from holdover.engine.chunks.adding import add
 from holdover.engine.chunks.verify import Part, verify
 from holdover.engine.core import EngineCore
 from holdover.errors import RequestError
-from holdover.server.cache import ID, PAGE, id_of, page_of
 from holdover.server.errors import ApiError
 from holdover.server.listings import Chunks, Document, Removed, Verification
 from holdover.server.openapi import operation
+from holdover.server.paging import ID, PAGE, Page, Place, id_of
 from holdover.server.parsing import parse
 from holdover.server.wire import Json, json_response, read_object
 
@@ -52,14 +52,9 @@ def add_chunks(app: FastAPI, engine: AsyncEngine, max_body: int) -> None:
 
     @app.get(CHUNKS, **operation("List chunks, the shortest first", Chunks, errors=[400], parameters=PAGE))
     async def list_chunks(request: Request) -> Response:
-        limit, after = page_of(request)
+        page = Page.asked(request)
         found = await engine.call(lambda core: listed(core.chunks.store))
-        found.sort(key=place)
-        rest = [chunk for chunk in found if after is None or place(chunk) > after]
-        page = rest[:limit]
-        more = f"{page[-1].tokens}-{id_of(page[-1].key)}" if len(rest) > limit else None
-        data = [chunk_body(chunk) for chunk in page]
-        return json_response({"object": "list", "data": data, "total": len(found), "next": more})
+        return json_response(page.of(found, place, chunk_body))
 
     @app.post(CHUNKS, **operation("Build a document's chunks", Document, body=ChunkRequest, admitted=True))
     async def add_document(request: Request) -> Response:
@@ -98,7 +93,7 @@ def add_chunks(app: FastAPI, engine: AsyncEngine, max_body: int) -> None:
         )
 
 
-def place(chunk: ListedChunk) -> tuple[int, str]:
+def place(chunk: ListedChunk) -> Place:
     """Order of the list. It does not change, so that a page may begin where one was that is gone by now."""
     return chunk.tokens, id_of(chunk.key)
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from holdover.engine.hf.tokenizer import Tokenizer
+from holdover.evaluation.traces import Conversation, Turn
 from holdover.evaluation.traces.build import Preset, build_trace
-from holdover.evaluation.traces.sharegpt import Conversation, Turn
 from holdover.evaluation.traces.trace import write_trace
 from tests.cli.run import error_line, invoke
 from tests.server.live import Live, running

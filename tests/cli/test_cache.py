@@ -55,7 +55,7 @@ def test_more_entries_than_a_page(server: Live, monkeypatch: pytest.MonkeyPatch)
     for number in range(4):
         server.complete(f"{number} cats")
     whole = [one["id"] for one in entries(server)]
-    monkeypatch.setattr("holdover.cli.cache._PAGE", 1)
+    monkeypatch.setattr("holdover.cli.client._PAGE", 1)
     assert [one["id"] for one in entries(server)] == whole
 
 

@@ -59,7 +59,7 @@ def test_add_list_and_remove(server: Live, tmp_path: Path, monkeypatch: pytest.M
     assert table[0].split()[:3] == ["id", "tenant", "tier"]
     assert [line.split()[0] for line in table[1:-1]] == [one["id"] for one in listed(server)]
     assert table[-1].startswith(f"{len(found) + 1} chunks, ")
-    monkeypatch.setattr("holdover.cli.chunks._PAGE", 1)
+    monkeypatch.setattr("holdover.cli.client._PAGE", 1)
     ids = [one["id"] for one in listed(server)]
     assert len(ids) == len(found) + 1
     assert chunks(server, "rm", *ids) == "".join(f"removed {one}\n" for one in ids)

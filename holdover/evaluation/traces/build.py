@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from holdover.errors import ConfigError, RequestError
 from holdover.evaluation.traces.exchanges import ChatTokenizer, exchange_of, spoken
-from holdover.evaluation.traces.sharegpt import Conversation, Turn
+from holdover.evaluation.traces.reader import Conversation, Turn
 from holdover.evaluation.traces.trace import Dialogue, Trace, TurnRequest, hash_of
 
 # fewer characters than this a token do not occur on average in the longest prompt that is looked at

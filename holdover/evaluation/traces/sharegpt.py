@@ -9,16 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from holdover.errors import HoldoverError
+from holdover.evaluation.traces.reader import Conversation, Reader, Role, Turn
 
 logger = logging.getLogger(__name__)
-
-Role = Literal["user", "assistant", "system"]
 
 _BLANKS = re.compile(r"[ \t\n\r]*")
 
@@ -35,33 +32,7 @@ _ROLES: dict[str, Role] = {
 }
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One message.
-
-    Attributes:
-        role: who wrote it.
-        text: what they wrote; may be empty.
-    """
-
-    role: Role
-    text: str
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """One recorded conversation.
-
-    Attributes:
-        id: its id in the file, or its place there if it has none.
-        turns: at least one, in order.
-    """
-
-    id: str
-    turns: tuple[Turn, ...]
-
-
-class ShareGPTReader(Iterator[Conversation]):
+class ShareGPTReader(Reader):
     """Iterates over the conversations of a file's text; made by `load_sharegpt`.
 
     Args:
@@ -78,10 +49,8 @@ class ShareGPTReader(Iterator[Conversation]):
     """
 
     def __init__(self, text: str, limit: int | None = None, where: str = "trace") -> None:
-        self.skipped = 0
-        self.is_truncated = False
+        super().__init__(limit)
         self._text = text
-        self._left = limit
         self._where = where
         self._decoder = json.JSONDecoder()
         self._entries = 0
@@ -94,17 +63,9 @@ class ShareGPTReader(Iterator[Conversation]):
         if self._position < len(text) and text[self._position] != "]":
             self._check_first_entry(self._position)
 
-    def __next__(self) -> Conversation:
-        while self._left is None or self._left > 0:
-            entry = self._next_entry()
-            conversation = _conversation(entry, str(self._entries - 1))
-            if conversation is None:
-                self.skipped += 1
-                continue
-            if self._left is not None:
-                self._left -= 1
-            return conversation
-        raise StopIteration
+    def _read_next(self) -> Conversation | None:
+        entry = self._next_entry()
+        return _conversation(entry, str(self._entries - 1))
 
     def _next_entry(self) -> Any:
         position = self._position
@@ -183,12 +144,7 @@ def load_sharegpt(path: str | Path, limit: int | None = None) -> ShareGPTReader:
 def _conversation(entry: Any, place: str) -> Conversation | None:
     if not isinstance(entry, dict) or not isinstance(messages := entry.get("conversations"), list):
         return None
-    turns = [_turn(message) for message in messages]
-    whole = tuple(turn for turn in turns if turn is not None)
-    if not whole or len(whole) < len(turns):
-        # a conversation with a turn missing is not the one that took place
-        return None
-    return Conversation(str(entry.get("id", place)), whole)
+    return Conversation.whole(str(entry.get("id", place)), map(_turn, messages))
 
 
 def _turn(message: Any) -> Turn | None:

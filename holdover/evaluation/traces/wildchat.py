@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdover.errors import ConfigError, HoldoverError
-from holdover.evaluation.traces.sharegpt import Conversation, Role, Turn
+from holdover.evaluation.traces.reader import Conversation, Reader, Role, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ _ROWS = 256
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
 
 
-class WildChatReader(Iterator[Conversation]):
+class WildChatReader(Reader):
     """Iterates over the conversations of a file, or of a directory's files in the order of their names.
 
     Args:
@@ -38,9 +38,7 @@ class WildChatReader(Iterator[Conversation]):
     """
 
     def __init__(self, path: str | Path, limit: int | None = None) -> None:
-        self.skipped = 0
-        self.is_truncated = False
-        self._left = limit
+        super().__init__(limit)
         path = Path(path)
         files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         if not files:
@@ -49,17 +47,8 @@ class WildChatReader(Iterator[Conversation]):
         _open(files[0])
         self._rows = self._read(files)
 
-    def __next__(self) -> Conversation:
-        while self._left is None or self._left > 0:
-            row = next(self._rows)
-            conversation = _conversation(row)
-            if conversation is None:
-                self.skipped += 1
-                continue
-            if self._left is not None:
-                self._left -= 1
-            return conversation
-        raise StopIteration
+    def _read_next(self) -> Conversation | None:
+        return _conversation(next(self._rows))
 
     def _read(self, files: list[Path]) -> Iterator[dict[str, Any]]:
         for path in files:
@@ -93,10 +82,7 @@ def _conversation(row: dict[str, Any]) -> Conversation | None:
     messages = row[_TURNS]
     if not isinstance(row[_ID], str) or not messages:
         return None
-    turns = [_turn(message) for message in messages]
-    whole = tuple(turn for turn in turns if turn is not None)
-    # a conversation with a turn missing is not the one that took place
-    return Conversation(row[_ID], whole) if len(whole) == len(turns) else None
+    return Conversation.whole(row[_ID], map(_turn, messages))
 
 
 def _turn(message: Any) -> Turn | None:

@@ -2,55 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, GraniteMoeHybridConfig, PreTrainedConfig, Qwen3_5TextConfig
+from transformers import GraniteMoeHybridConfig, PreTrainedConfig
 
-from holdover.arch.registry import layout_from_config
-from holdover.engine.hf.host import HostModel
+from benchmarks.random_models import Letters, gdn_config, random_host
 from holdover.engine.hf.loader import Loaded, load
 from holdover.engine.sampling import SamplingDefaults
 
 TINY = "tiny-gdn"
-VOCABULARY = 151_936
 POSITIONS = 1 << 17
-
-
-class Letters:
-    """What stands for a token does not matter here, and no text is ever given."""
-
-    has_chat_template = False
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) % VOCABULARY for letter in text]
-
-    encode_part = encode
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "a" * len(ids)
 
 
 def gdn_7b(layers: int) -> PreTrainedConfig:
     """Dense, three GDN layers to one of attention, as the 7B class of Qwen3.5; layers are a multiple of 4."""
-    return Qwen3_5TextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=4096,
-        intermediate_size=12_288,
-        num_hidden_layers=layers,
-        layer_types=(["linear_attention"] * 3 + ["full_attention"]) * (layers // 4),
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        head_dim=256,
-        linear_num_key_heads=16,
-        linear_num_value_heads=32,
-        linear_key_head_dim=128,
-        linear_value_head_dim=128,
-        linear_conv_kernel_dim=4,
-        max_position_embeddings=POSITIONS,
-        tie_word_embeddings=False,
-    )
+    return gdn_config(layers, hidden=4096, mlp=12_288, kv_heads=4, max_position_embeddings=POSITIONS)
 
 
 def granite_tiny(layers: int) -> PreTrainedConfig:
@@ -94,10 +61,7 @@ def random_model(name: str, layers: int | None) -> Loaded:
     """
     shape, whole = SHAPES[name]
     config: Any = shape(layers or whole)
-    torch.manual_seed(0)
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    host = HostModel(model, layout_from_config(config.to_dict(), dtype="bfloat16"))
+    host = random_host(config)
     return Loaded(name, host, Letters(), name, "bfloat16", SamplingDefaults(), frozenset())  # type: ignore[arg-type]
 
 

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
 
 from benchmarks import common
 from benchmarks.common import Row, percentile
-from holdover.arch.registry import layout_from_config
+from benchmarks.random_models import VOCABULARY, Letters, gdn_config, random_host
 from holdover.engine.build import build_core
 from holdover.engine.core import EngineCore
 from holdover.engine.decode import GraphDecoder
@@ -37,7 +36,6 @@ from holdover.store import KVPool
 
 NAMESPACE = b"benchmark"
 MODEL = "qwen3.6-35b-a3b-shaped"
-VOCABULARY = 151_936
 # kernels that advance the temporal state
 UPDATES = ("step_kernel", "verify_kernel", "combine_kernel", "record_kernel", "fold_kernel", "advance_kernel")
 MODES: dict[str, dict[str, Any]] = {
@@ -69,34 +67,8 @@ class Scale:
 QUICK = Scale(batches=(128,), contexts=(1024,), steps=48)
 
 
-class Letters:
-    """The engine decodes what it generates; what stands for a token does not matter here."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "a" * len(ids)
-
-
 def build_host(layers: int) -> HostModel:
-    config = Qwen3_5TextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=2048,
-        intermediate_size=9 * 512,
-        num_hidden_layers=layers,
-        layer_types=(["linear_attention"] * 3 + ["full_attention"]) * (layers // 4),
-        num_attention_heads=16,
-        num_key_value_heads=2,
-        head_dim=256,
-        linear_num_key_heads=16,
-        linear_num_value_heads=32,
-        linear_key_head_dim=128,
-        linear_value_head_dim=128,
-        linear_conv_kernel_dim=4,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(0)
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    return HostModel(model, layout_from_config(config.to_dict(), dtype="bfloat16"))
+    return random_host(gdn_config(layers, hidden=2048, mlp=9 * 512, kv_heads=2))
 
 
 def build_engine(host: HostModel, batch: int, context: int, steps: int, mode: str) -> EngineCore:

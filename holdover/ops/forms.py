@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from holdover.ops.conv import torch as conv
+from holdover.ops.native import convolution, library, recurrence
 from holdover.ops.recurrence import fla
 
 
@@ -19,15 +21,36 @@ def has_triton(device_type: str) -> bool:
     return device_type == "cuda" and find_spec("triton") is not None
 
 
-def sequence_form(op: Any, device: torch.device) -> Callable[..., torch.Tensor]:
+def runs_native(x: torch.Tensor) -> bool:
+    """Whether the compiled C functions work on a tensor."""
+    return x.device.type == "cpu" and x.dtype is torch.float32 and library.available()
+
+
+def step_form(op: Any, pool: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """``step`` of a recurrence for one token a sequence.
+
+    Args:
+        op: a module such as `ops.recurrence.gdn.torch`.
+        pool: the states.
+    """
+    form: Callable[..., torch.Tensor] = _native(op, pool).step
+    return form
+
+
+def sequence_form(op: Any, pool: torch.Tensor) -> Callable[..., torch.Tensor]:
     """``sequence`` of a recurrence for several tokens: through fla's kernels on a GPU where they serve its family.
 
     Args:
         op: a module such as `ops.recurrence.gdn.torch`.
-        device: where the states are.
+        pool: the states.
     """
-    own: Callable[..., torch.Tensor] = op.sequence
-    return own if device.type != "cuda" else fla.sequence(op.__name__.split(".")[-2]) or own
+    form: Callable[..., torch.Tensor] = _native(op, pool).sequence
+    return form if pool.device.type != "cuda" else fla.sequence(_family(op)) or form
+
+
+def dense_conv_form(pool: torch.Tensor) -> Any:
+    """`ops.native.convolution` where it works on a pool of histories, else `ops.conv.torch`: the same functions."""
+    return convolution if runs_native(pool) and pool.shape[1] < convolution.WIDEST else conv
 
 
 def deferred_form(device: torch.device) -> Any:
@@ -43,3 +66,14 @@ def conv_form(device: torch.device) -> Any:
 def seated_attention() -> Any:
     """`ops.attention.triton`, whose sequences' rows stand in a table on the device."""
     return import_module("holdover.ops.attention.triton")
+
+
+def _native(op: Any, pool: torch.Tensor) -> Any:
+    """The same functions in C where there are any and they work on the pool, else the ones given."""
+    return recurrence.FORMS.get(_family(op), op) if runs_native(pool) else op
+
+
+def _family(op: Any) -> str:
+    """Name of the folder that a recurrence's module is in."""
+    name: str = op.__name__
+    return name.removesuffix(".torch").rpartition(".")[2]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from holdover.ops.native.recurrence import FORMS, Form
 from holdover.ops.recurrence.gdn import naive as gdn_naive
 from holdover.ops.recurrence.gdn import torch as gdn_torch
 from holdover.ops.recurrence.kda import naive as kda_naive
@@ -40,7 +42,7 @@ class Case:
 
     name: str
     naive: ModuleType
-    ops: ModuleType
+    ops: ModuleType | Form
     heads: int
     key_heads: int
     draw: Callable[[Case, int, int, torch.Generator], tuple[Tensor, ...]]
@@ -110,6 +112,16 @@ CASES = [
     Case("kda", kda_naive, kda_torch, 3, 3, _kda),
     Case("mamba2", mamba2_naive, mamba2_torch, 4, 4, _mamba2, constant=(2, 5)),
     Case("mamba2-grouped", mamba2_naive, mamba2_torch, 6, 2, _mamba2, constant=(2, 5)),
+]
+NATIVE = [
+    *(replace(case, name=f"{case.name}-native", ops=FORMS[case.name.split("-")[0]]) for case in CASES),
+    # every number of vectors and rest that a head's columns are cut into, whatever the registers' width
+    *(
+        replace(case, name=f"{case.name}-native-{d_v}", ops=FORMS[case.name.split("-")[0]], d_k=d_k, d_v=d_v)
+        for case, d_k, d_v in itertools.chain.from_iterable(
+            ((case, d_k, d_v) for d_k, d_v in ((1, 1), (5, 7), (33, 61), (64, 64), (8, 147))) for case in CASES[1:4]
+        )
+    ),
 ]
 # no model of this family is served: it has no twin and no chunkwise form
 RWKV6 = Case("rwkv6", rwkv6_naive, rwkv6_torch, 3, 3, _rwkv6, constant=(4,))

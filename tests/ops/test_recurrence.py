@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from holdover.ops import slots as slots_module
 from holdover.ops.recurrence import chunk
 from tests.helpers import assert_close
-from tests.ops.families import CASES, Case, painted_pool
+from tests.ops.families import CASES, NATIVE, Case, painted_pool
 
 LENGTHS = [1, 2, 3, 5, 31, 32, 33, 63, 64, 65, 200]
 SLOTS = torch.tensor([4, 1])
 RTOL = 5e-6
 
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+each_case = pytest.mark.parametrize("case", [*CASES, *NATIVE], ids=lambda case: case.name)
 
 
 def random_pool(case: Case) -> torch.Tensor:

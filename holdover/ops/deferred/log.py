@@ -112,6 +112,18 @@ class Log:
     scales: Tensor | None = None
 
 
+class EntryDtypes(NamedTuple):
+    """Dtypes of a log's entries, where they are not those that `LogLayout` takes by itself.
+
+    Attributes:
+        keys: of the raw keys; narrower than the activations, it loses digits.
+        values: of the value-side factors.
+    """
+
+    keys: torch.dtype
+    values: torch.dtype
+
+
 class Cursor(NamedTuple):
     """Where every slot's log stands; all layers of a step share it, and it moves once they all are done.
 

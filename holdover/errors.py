@@ -50,6 +50,10 @@ class EngineClosedError(HoldoverError):
     """The engine was closed, on purpose, before it could answer."""
 
 
+class ParallelError(HoldoverError):
+    """The ranks of a tensor-parallel group cannot work together, or not any more."""
+
+
 class IntegrityError(HoldoverError):
     """An internal counter or owner disagrees with what it should be; the message names the ids."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,16 +42,22 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Complete one prompt and print the text."""
-    text = _from_stdin() if prompt == "-" else prompt
-    with loading.progress(Console(stderr=True, highlight=False), f"loading {model}"):
-        engine = loading.load_engine(model, dtype=dtype, device=device, threads=threads)
-    from holdover.engine.sampling import SamplingParams
+    load = partial(loading.load_engine, model, dtype=dtype, device=device, threads=threads)
+    with loading.join(device) as ranks:
+        if ranks is not None and not ranks.leads:
+            loading.follow(partial(load, ranks=ranks))
+            return
+        text = _from_stdin() if prompt == "-" else prompt
+        with loading.progress(Console(stderr=True, highlight=False), f"loading {model}"):
+            engine = load(ranks=ranks)
+        from holdover.engine.sampling import SamplingParams
 
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    as_chat = engine.loaded.tokenizer.has_chat_template if chat is None else chat
-    report = _print(engine, text, params, as_chat=as_chat, stream=stream)
-    if show_cache:
-        typer.echo(json.dumps(report), err=True)
+        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        as_chat = engine.loaded.tokenizer.has_chat_template if chat is None else chat
+        with engine:
+            report = _print(engine, text, params, as_chat=as_chat, stream=stream)
+        if show_cache:
+            typer.echo(json.dumps(report), err=True)
 
 
 def register(app: typer.Typer) -> None:

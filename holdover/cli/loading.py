@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,11 +15,14 @@ from rich.console import Console
 
 from holdover.arch.registry import layout_from_config
 from holdover.cli.composing import Composing
+from holdover.cli.errors import BAD_INPUT
+from holdover.errors import HoldoverError
 from holdover.weights.check import check_files
 from holdover.weights.source import resolve
 
 if TYPE_CHECKING:
     from holdover.engine.engine import Engine
+    from holdover.engine.parallel.ranks import Ranks
 
 # as `holdover.retention` has them, whose import takes torch's seconds
 RefreshName = Literal["none", "suffix"]
@@ -26,6 +30,7 @@ ElementName = Literal["full", "bfloat16", "int8"]
 DecodeName = Literal["auto", "dense", "deferred"]
 SpeculateName = Literal["off", "ngram", "mtp"]
 EvictionName = Literal["lru", "cost", "coverage"]
+PlacementName = Literal["off", "storage", "hybrid"]
 
 Model = Annotated[str, typer.Argument(help="Name of a bundled model, directory of a model, or hub id.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
@@ -103,6 +108,13 @@ DraftTokens = Annotated[int, typer.Option(min=1, max=15, help="Tokens that are d
 CudaGraphs = Annotated[
     bool, typer.Option("--cuda-graphs/--no-cuda-graphs", help="Capture decode steps on a GPU and replay them.")
 ]
+Placement = Annotated[
+    PlacementName,
+    typer.Option(
+        help="Under torchrun, which rank computes and stores what a plan retains: each its own part (off), storage "
+        "balanced (storage), or heads dealt so too (hybrid)."
+    ),
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads that torch computes with; its own choice if unset.")]
 
 
@@ -169,8 +181,10 @@ def load_engine(
     caching: Caching = DENSE,
     decoding: Decoding = PLAIN,
     composing: Composing = COMPOSING,
+    ranks: Ranks | None = None,
+    placement: PlacementName = "off",
 ) -> Engine:
-    """Load a model with the options as the user wrote them.
+    """Load a model with the options as the user wrote them, or a rank's part of it.
 
     Raises:
         HoldoverError: the model or an option cannot be used.
@@ -209,9 +223,41 @@ def load_engine(
         spill_budget=parse_bytes(caching.spill_budget),
         chunks=composing.settings(),
         compose=composing.mode,
+        ranks=ranks,
+        placement=placement,
         **asdict(decoding),
         **{name: None if size is None else parse_bytes(size) for name, size in sizes.items()},
     )
+
+
+def join(device: str) -> AbstractContextManager[Ranks | None]:
+    """The group that torchrun has started this process for; None outside one.
+
+    Raises:
+        HoldoverError: it cannot be joined.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return nullcontext()
+    from holdover.engine.parallel.ranks import Ranks
+
+    return Ranks.join(device)
+
+
+def follow(load: Callable[[], Engine]) -> None:
+    """On another rank than 0: load, and do as rank 0 does until it ends.
+
+    Raises:
+        ParallelError: rank 0 is gone, or this rank does not stand where it does.
+    """
+    # rank 0 says when to end, and the end of rank 0 is seen
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        engine = load()
+    except HoldoverError:
+        # rank 0 has met it too, and says so
+        raise typer.Exit(BAD_INPUT) from None
+    engine.follow()
 
 
 def _check(model: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import socket
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -77,6 +79,7 @@ def serve(
     chunk_rows: composing.Rows = None,
     chunk_extras: composing.Extras = None,
     chunk_extra_bytes: composing.ExtraBytes = "1GiB",
+    placement: loading.Placement = "off",
     threads: loading.Threads = None,
     api_key: Annotated[
         list[str] | None,
@@ -120,59 +123,66 @@ def serve(
     configure(log_level, log_format)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
+    load = partial(
+        loading.load_engine,
+        model,
+        dtype=dtype,
+        device=device,
+        state_budget=state_budget,
+        kv_budget=kv_budget,
+        max_context=max_context,
+        max_running=max_running,
+        chunk_size=chunk_size,
+        threads=threads,
+        placement=placement,
+        caching=loading.Caching(
+            plan=plan,
+            refresh=refresh,
+            element=element,
+            native_slots=native_slots,
+            packed_slots=packed_slots,
+            dense_spill=dense_spill,
+            watermark=watermark,
+            eviction=eviction,
+            max_losses=max_losses,
+            shadow_share=shadow_check,
+            host_budget=host_budget,
+            spill_dir=spill_dir,
+            spill_budget=spill_budget,
+            spill_lag=spill_lag,
+        ),
+        decoding=loading.Decoding(
+            decode=decode,
+            merge_interval=merge_interval,
+            speculate=speculate,
+            draft_tokens=draft_tokens,
+            cuda_graphs=cuda_graphs,
+        ),
+        composing=composing.Composing(
+            mode=chunks,
+            selector=chunk_selector,
+            initialiser=chunk_initialiser,
+            ratio=chunk_ratio,
+            window=chunk_window,
+            tokens=chunk_tokens,
+            rows=chunk_rows,
+            extras=tuple(chunk_extras or ()),
+            extra_bytes=chunk_extra_bytes,
+        ),
+    )
     console = Console(highlight=False)
-    # before the model: loading takes minutes, and a port in use is known at once
-    with listen(host, port) as listener:
+    with loading.join(device) as ranks, ExitStack() as opened:
+        if ranks is not None and not ranks.leads:
+            loading.follow(partial(load, ranks=ranks))
+            return
+        # before the model: loading takes minutes, and a port in use is known at once
+        listener = opened.enter_context(listen(host, port))
         options = _options(
             [*(api_key or ()), *_keys_of(api_key_file)], guard_metrics, max_body, max_waiting, max_per_key
         )
         tracing = _tracing() if otel else None
         with loading.progress(console, f"loading {model}"):
-            engine = loading.load_engine(
-                model,
-                dtype=dtype,
-                device=device,
-                state_budget=state_budget,
-                kv_budget=kv_budget,
-                max_context=max_context,
-                max_running=max_running,
-                chunk_size=chunk_size,
-                threads=threads,
-                caching=loading.Caching(
-                    plan=plan,
-                    refresh=refresh,
-                    element=element,
-                    native_slots=native_slots,
-                    packed_slots=packed_slots,
-                    dense_spill=dense_spill,
-                    watermark=watermark,
-                    eviction=eviction,
-                    max_losses=max_losses,
-                    shadow_share=shadow_check,
-                    host_budget=host_budget,
-                    spill_dir=spill_dir,
-                    spill_budget=spill_budget,
-                    spill_lag=spill_lag,
-                ),
-                decoding=loading.Decoding(
-                    decode=decode,
-                    merge_interval=merge_interval,
-                    speculate=speculate,
-                    draft_tokens=draft_tokens,
-                    cuda_graphs=cuda_graphs,
-                ),
-                composing=composing.Composing(
-                    mode=chunks,
-                    selector=chunk_selector,
-                    initialiser=chunk_initialiser,
-                    ratio=chunk_ratio,
-                    window=chunk_window,
-                    tokens=chunk_tokens,
-                    rows=chunk_rows,
-                    extras=tuple(chunk_extras or ()),
-                    extra_bytes=chunk_extra_bytes,
-                ),
-            )
+            engine = load(ranks=ranks)
         if engine.core.runner.decoder is not None:
             with loading.progress(console, "preparing decode"):
                 engine.warm_up()

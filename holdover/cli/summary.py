@@ -28,6 +28,7 @@ def summary(engine: Engine, name: str, listener: socket.socket, *, needs_key: bo
         f"model      {name} ({layout.architecture}, {layout.state.conv_dtype}, {engine.loaded.host.device})",
         f"context    {engine.prepare.max_context:,} tokens",
         f"state      {slots.num_slots:,} slots, {_mib(slots.nbytes)}",
+        *_ranks(engine),
         *_compression(engine),
         f"decode     {_decode(engine)}",
         f"KV         {rows.num_rows:,} rows, {_mib(rows.nbytes)}",
@@ -36,6 +37,11 @@ def summary(engine: Engine, name: str, listener: socket.socket, *, needs_key: bo
         f"ready at   {_url(listener)}",
         "try        " + _curl(engine, name, listener, needs_key=needs_key),
     ]
+
+
+def _ranks(engine: Engine) -> list[str]:
+    shard = engine.loaded.shard
+    return [] if shard is None else [f"ranks      {shard.ranks.size}, each with its part of the state; {shard.note}"]
 
 
 def _decode(engine: Engine) -> str:

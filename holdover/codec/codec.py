@@ -85,6 +85,11 @@ class Codec:
         return self.plan is not None and not self.plan.omits_nothing
 
     @property
+    def omitted(self) -> float:
+        """Fraction of the state's units that is left out."""
+        return 0.0 if self.plan is None else 1 - self.plan.offsets[-1] / self.plan.units
+
+    @property
     def is_lossless(self) -> bool:
         """Whether unpacking gives back every bit of the state."""
         return not self.omits and self.element == "full"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from holdover.chunks import ChunkStore
@@ -15,6 +18,11 @@ from holdover.engine.decode.plan import DecodePlan, plan_decode
 from holdover.engine.host import Host
 from holdover.engine.memory import MemoryPlan, StateNeeds, free_memory, plan_memory
 from holdover.engine.options import EngineOptions
+from holdover.engine.parallel.codec import ShardCodec
+from holdover.engine.parallel.follower import FollowedChoice
+from holdover.engine.parallel.host import JointHost
+from holdover.engine.parallel.leader import LeaderCore
+from holdover.engine.parallel.shard import Shard
 from holdover.engine.refresh import SuffixRefresh
 from holdover.engine.runner import Runner
 from holdover.engine.shadow import ShadowCheck
@@ -27,20 +35,23 @@ from holdover.state import SlotPool
 from holdover.store import KVPool, PackedPool, SlotAllocator, StateTiers, TierOptions
 from holdover.store.directory import Directory
 from holdover.store.host import HostShelf
-from holdover.store.mover import mover_for
+from holdover.store.mover import Inline, mover_for
 from holdover.store.spill import Shelf
 from holdover.store.writer import SpillWriter
 
 _IDLE_FACTOR = 4
 
 
-def build_core(host: Host, options: EngineOptions, identity: str = "") -> tuple[EngineCore, int]:
+def build_core(
+    host: Host, options: EngineOptions, identity: str = "", shard: Shard | None = None
+) -> tuple[EngineCore, int]:
     """Allocate the pools and build the engine's loop on them.
 
     Args:
         host: the model.
         options: how to set the engine up.
         identity: names the model's weights and dtype in the spill directory.
+        shard: what this rank has of the model, and the group; None where one process has all of it.
 
     Returns:
         The loop, and the longest sequence that it can run.
@@ -49,9 +60,11 @@ def build_core(host: Host, options: EngineOptions, identity: str = "") -> tuple[
         ConfigError: a budget is too small for one sequence, or the spill directory cannot be used.
     """
     options.check_whole()
+    if shard is not None:
+        host = JointHost(host, shard.ranks)
     layout = host.layout
     max_context = min(layout.max_context, options.max_context or layout.max_context)
-    codec = _codec(host, options)
+    codec = _codec(host, options, shard)
     decode = plan_decode(
         layout.state,
         host.device,
@@ -63,25 +76,19 @@ def build_core(host: Host, options: EngineOptions, identity: str = "") -> tuple[
     refreshes = options.refresh == "suffix" and codec is not None and codec.omits
     spills = options.spill_dir is not None or options.host_budget is not None
     buffers = GraphDecoder.bytes_for(options.max_running, 1 + decode.drafts, max_context) if decode.on_device else 0
-    memory = plan_memory(
-        layout,
-        state_budget=options.state_budget,
-        kv_budget=options.kv_budget,
-        free_bytes=free_memory(host.device),
-        max_context=max_context,
-        needs=StateNeeds(
-            codec=codec,
-            running=options.max_running,
-            scratch=int(refreshes),
-            # those that wait or are being written, and one that is made, on the device and on its way from there
-            staging=options.spill_lag + 2 if spills else 0,
-            native_slots=options.native_slots,
-            packed_slots=options.packed_slots,
-            merge_interval=decode.merge_interval,
-            decode_bytes=buffers,
-        ),
+    needs = StateNeeds(
+        codec=codec,
+        running=options.max_running,
+        scratch=int(refreshes),
+        # those that wait or are being written, and one that is made, on the device and on its way from there
+        staging=options.spill_lag + 2 if spills else _in_exchange(codec),
+        native_slots=options.native_slots,
+        packed_slots=options.packed_slots,
+        merge_interval=decode.merge_interval,
+        decode_bytes=buffers,
     )
-    tiers = _tiers(host, options, codec, memory, decode)
+    memory = _memory(host, options, max_context, needs, shard)
+    tiers = _tiers(host, options, codec, memory, decode, shard)
     kv = KVPool(layout.kv, memory.num_rows, host.device, poison=options.poison)
     cache = PrefixCache(tiers, kv)
     decoder = _decoder(host, tiers.native.pool, kv, options, decode, max_context)
@@ -90,7 +97,7 @@ def build_core(host: Host, options: EngineOptions, identity: str = "") -> tuple[
     refresh = SuffixRefresh(runner, tiers, options.plan) if refreshes and options.plan is not None else None
     running = min(options.max_running, memory.num_slots - int(refreshes))
     idle_chunk_size = options.idle_chunk_size or _IDLE_FACTOR * options.chunk_size
-    core = EngineCore(
+    core = _core_type(shard)(
         runner,
         cache,
         _store(cache, options.chunks),
@@ -145,14 +152,52 @@ def _proposer(runner: Runner, options: EngineOptions) -> Proposer:
     return HeadDrafts(head, runner.slots, runner.kv)
 
 
-def _codec(host: Host, options: EngineOptions) -> Codec | None:
+def _core_type(shard: Shard | None) -> Callable[..., EngineCore]:
+    if shard is None:
+        return EngineCore
+    if shard.ranks.leads:
+        return partial(LeaderCore, ranks=shard.ranks)
+    return partial(EngineCore, choose=FollowedChoice(shard.ranks))
+
+
+def _codec(host: Host, options: EngineOptions, shard: Shard | None) -> Codec | None:
     if not options.is_compressed:
         return None
+    if shard is not None:
+        return shard.codec(host.layout.state, options.element)
     return Codec(host.layout.state, options.plan, options.arrangement, options.element)
 
 
+def _memory(host: Host, options: EngineOptions, max_context: int, needs: StateNeeds, shard: Shard | None) -> MemoryPlan:
+    """Sizes of the pools. Records of ranks differ in size: all have as many slots as the one with the fewest."""
+    free_bytes = free_memory(host.device) if shard is None else shard.free_memory(host.device)
+    with nullcontext() if shard is None else shard.ranks.agreed():
+        memory = plan_memory(
+            host.layout,
+            state_budget=options.state_budget,
+            kv_budget=options.kv_budget,
+            free_bytes=free_bytes,
+            max_context=max_context,
+            needs=needs,
+        )
+    if shard is None:
+        return memory
+    native, packed = (shard.ranks.least(number) for number in (memory.num_slots, memory.num_packed))
+    return memory.with_slots(host.layout, needs, native, packed)
+
+
+def _in_exchange(codec: Codec | None) -> int:
+    """Records that fit where units are on their way between ranks."""
+    return -(-codec.staging_bytes // codec.nbytes) if isinstance(codec, ShardCodec) else 0
+
+
 def _tiers(
-    host: Host, options: EngineOptions, codec: Codec | None, memory: MemoryPlan, decode: DecodePlan
+    host: Host,
+    options: EngineOptions,
+    codec: Codec | None,
+    memory: MemoryPlan,
+    decode: DecodePlan,
+    shard: Shard | None,
 ) -> StateTiers:
     pool = SlotPool(host.layout.state, memory.num_slots, host.device, merge_interval=decode.merge_interval)
     native = SlotAllocator(pool, poison=options.poison)
@@ -162,8 +207,13 @@ def _tiers(
         packed = SlotAllocator(packed_pool, "compressed", poison=options.poison)
     tiers = TierOptions(options.dense_spill, options.watermark, _packed_above(options))
     record = host.layout.state.checkpoint_bytes
-    order = EVICTIONS[options.eviction]({"native": record, "compressed": record if codec is None else codec.nbytes})
-    return StateTiers(native, packed, mover_for(host.device), tiers, order)
+    packed_record = record if codec is None else codec.nbytes
+    # what ends when it ends would be seen at different steps of different ranks
+    mover = mover_for(host.device) if shard is None else Inline()
+    if shard is not None:
+        packed_record = shard.ranks.least(packed_record)
+    order = EVICTIONS[options.eviction]({"native": record, "compressed": packed_record})
+    return StateTiers(native, packed, mover, tiers, order)
 
 
 def _packed_above(options: EngineOptions) -> int:

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -40,6 +40,19 @@ class Choice(NamedTuple):
     def kept(self) -> int:
         """Tokens of a verified span that stay: the one that was certain, and the drafts that were chosen."""
         return max(1, len(self.tokens))
+
+
+class Chooser(Protocol):
+    """Finds the next tokens of sequences from logits, as `choose_tokens` does."""
+
+    def __call__(
+        self,
+        sequences: Tokens[Sequence],
+        logits: torch.Tensor,
+        drafts: Tokens[Tokens[int]] | None = None,
+        first: Callable[[Sequence, torch.Tensor], None] | None = None,
+    ) -> list[Choice]:
+        """The next tokens of each. Mutates the sequences."""
 
 
 def choose_tokens(

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 import torch
 
 from holdover.chunks import ChunkStore
 from holdover.engine.checkpoints import Checkpointer
-from holdover.engine.choosing import Choice
+from holdover.engine.choosing import Choice, Chooser, choose_tokens
 from holdover.engine.chunks.reuse import ChunkReuse
 from holdover.engine.forwards import Forwards
 from holdover.engine.refresh import SuffixRefresh
@@ -30,6 +31,7 @@ from holdover.engine.speculation import Speculator
 from holdover.engine.stats import EngineStats
 from holdover.errors import CapacityError, RequestError
 from holdover.prefix import Match, PrefixCache
+from holdover.prefix.pins import Pin
 from holdover.prefix.policies import DEFAULT_POLICY, CheckpointPolicy
 from holdover.prefix.spill import Spill
 
@@ -65,6 +67,7 @@ class EngineCore:
         max_losses: most lossy restores that a resumed state may have in its past; None for any number.
         shadow: computes some approximate hits again exactly.
         speculator: proposes drafts for decode steps.
+        choose: finds the next tokens of sequences.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class EngineCore:
         max_losses: int | None = None,
         shadow: ShadowCheck | None = None,
         speculator: Speculator | None = None,
+        choose: Chooser = choose_tokens,
     ) -> None:
         self.runner = runner
         self.cache = cache
@@ -94,7 +98,7 @@ class EngineCore:
         self.chunks = ChunkReuse(runner, self._residence, store)
         self._checkpoints = Checkpointer(self._residence, policy, self.stats)
         self._forwards = Forwards(
-            runner, self._residence, self._checkpoints, self.stats, speculator, first=self._compare
+            runner, self._residence, self._checkpoints, self.stats, speculator, self._compare, choose
         )
         self._waiting: deque[Sequence] = deque()
         # oldest first: the last one is the first to be preempted
@@ -121,9 +125,13 @@ class EngineCore:
         Raises:
             RequestError: a request with its id is here already.
         """
-        if any(other.request.id == sequence.request.id for other in [*self._waiting, *self._running]):
+        if self.has(sequence.request.id):
             raise RequestError(f"request id {sequence.request.id} is in use", param="id")
         self._waiting.append(sequence)
+
+    def has(self, request_id: str) -> bool:
+        """Whether a request is here, waiting or running."""
+        return any(sequence.request.id == request_id for sequence in [*self._waiting, *self._running])
 
     def abort(self, request_id: str) -> Update | None:
         """End a request now, wherever it stands; None if it is not here (it may just have ended)."""
@@ -152,6 +160,28 @@ class EngineCore:
             updates += self._forward(decode)
         self.cache.tiers.maintain()
         return updates if self.shadow is None else self.shadow.hide(updates)
+
+    def warm_up(self) -> None:
+        """Compile and capture now what would make the first requests slow."""
+        if self.runner.decoder is not None:
+            self.runner.decoder.warm_up()
+
+    def flush(self) -> int:
+        """Drop all that no sequence and no pin holds; how many checkpoints that were."""
+        return self.cache.flush()
+
+    def pin(self, namespace: bytes, tokens: Tokens[int]) -> Pin | None:
+        """Pin a prefix whose state is cached; see `Pins.add`."""
+        # the scratch slot of refreshes is the engine's own
+        return self.cache.pins.add(namespace, tokens, reserved=int(self.refresh is not None))
+
+    def unpin(self, key: bytes) -> bool:
+        """Let a pinned prefix go; see `Pins.remove`."""
+        return self.cache.pins.remove(key)
+
+    def unpin_all(self) -> int:
+        """Let all pinned prefixes go; how many there were."""
+        return self.cache.pins.clear()
 
     def settle(self) -> None:
         """Finish what moves between tiers; for a moment at which nothing runs."""

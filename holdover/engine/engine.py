@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -17,13 +17,18 @@ from holdover.engine.chunks.request import Part
 from holdover.engine.constraints import Guidance
 from holdover.engine.hf.loader import Loaded, load
 from holdover.engine.options import EngineOptions
+from holdover.engine.parallel.follower import follow
+from holdover.engine.parallel.load import check_alone, load_shard
+from holdover.engine.parallel.options import options_over_ranks
+from holdover.engine.parallel.ranks import Ranks
 from holdover.engine.planning import Planned, choose_plan, with_plan
 from holdover.engine.prepare import Preparer
 from holdover.engine.request import Output, Update
 from holdover.engine.sampling import SamplingParams
 from holdover.engine.sequence import Sequence as EngineSequence
-from holdover.errors import RequestError
+from holdover.errors import ParallelError, RequestError
 from holdover.retention import Element, RefreshPolicy
+from holdover.retention.placement import PlacementMode
 from holdover.weights.bundled import DEFAULT_MODEL
 
 Prompt = str | Sequence[int]
@@ -41,9 +46,11 @@ class Engine:
     def __init__(self, loaded: Loaded, options: EngineOptions | None = None) -> None:
         self.loaded = loaded
         self.options = options or EngineOptions()
+        if loaded.shard is not None:
+            self.options = options_over_ranks(self.options)
         self.planned = Planned(self.options.plan, "as the engine's options say")
         self.gated = Gated(self.options.chunks, "as the engine's options say")
-        self.core, max_context = build_core(loaded.host, self.options, loaded.digest)
+        self.core, max_context = build_core(loaded.host, self.options, loaded.digest, loaded.shard)
         self.prepare = Preparer(
             loaded.tokenizer,
             digest=loaded.digest,
@@ -55,7 +62,9 @@ class Engine:
                 loaded.tokenizer, vocab_size=loaded.host.layout.vocab_size, end_tokens=loaded.end_tokens
             ),
             chunk_tokens=self.options.chunks.tokens,
+            chunks_refused="a model on several ranks keeps no chunks" if loaded.shard is not None else "",
         )
+        self.ranks = loaded.shard.ranks if loaded.shard is not None else None
         # updates that a step made for a request other than the one that stepped
         self._inboxes: dict[str, deque[Update]] = {}
 
@@ -68,6 +77,8 @@ class Engine:
         element: Element | None = None,
         refresh: RefreshPolicy | None = None,
         compose: ChunkMode = "on",
+        ranks: Ranks | None = None,
+        placement: PlacementMode = "off",
         **options: Any,
     ) -> Engine:
         """Load a model.
@@ -80,6 +91,9 @@ class Engine:
             refresh: what becomes of omitted units on a hit; None likewise.
             compose: whether prompts over chunks are composed: ``on`` as ``chunks`` of the options say, ``auto`` as a
                 gate says that passed on these weights (in full if there is none), or ``off``.
+            ranks: the processes that run the model together (`Ranks.join`), each of which makes this call; then those
+                other than rank 0 do nothing but `follow`. None for one process.
+            placement: which rank computes and stores what a plan retains: ``off``, ``storage`` or ``hybrid``.
             options: further fields of `EngineOptions`.
 
         Raises:
@@ -87,18 +101,38 @@ class Engine:
         """
         # what is wrong with an option is said before minutes of loading
         chosen = EngineOptions(**options, element=element or "full", refresh=refresh or "none")
-        loaded = load(model, dtype=chosen.dtype, device=chosen.device, head=chosen.speculate == "mtp")
-        planned = choose_plan(loaded, plan)
+        if ranks is not None:
+            loaded, planned = load_shard(model, chosen, ranks, plan, placement)
+            compose = "off"
+        else:
+            check_alone(placement)
+            loaded = load(model, dtype=chosen.dtype, device=chosen.device, head=chosen.speculate == "mtp")
+            planned = choose_plan(loaded, plan)
         gated = gate_chunks(loaded, chosen.chunks, compose)
         chosen = replace(chosen, chunks=gated.settings)
-        engine = cls(loaded, with_plan(chosen, planned, element=element, refresh=refresh))
+        with nullcontext() if ranks is None else ranks.or_error():
+            engine = cls(loaded, with_plan(chosen, planned, element=element, refresh=refresh))
         engine.planned, engine.gated = planned, gated
         return engine
 
     def warm_up(self) -> None:
         """Compile and capture now what would make the first requests slow."""
-        if (decoder := self.core.runner.decoder) is not None:
-            decoder.warm_up()
+        self.core.warm_up()
+
+    @property
+    def leads(self) -> bool:
+        """Whether requests are made here: on rank 0, or where there are no ranks."""
+        return self.ranks is None or self.ranks.leads
+
+    def follow(self) -> None:
+        """On another rank than 0, and there alone: do as rank 0 does until it closes its engine.
+
+        Raises:
+            ParallelError: rank 0 is gone, or the ranks stand at different points.
+        """
+        if self.ranks is None or self.ranks.leads:
+            raise ParallelError("rank 0 follows nobody: make requests of it")
+        follow(self.core, self.ranks)
 
     def close(self) -> None:
         """Finish what moves between tiers and to disk, and stop. Nothing may be called afterwards."""

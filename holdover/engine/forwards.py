@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from holdover.engine.checkpoints import Checkpointer
-from holdover.engine.choosing import Choice, choose_tokens, record_prompt_logprobs
+from holdover.engine.choosing import Choice, Chooser, choose_tokens, record_prompt_logprobs
 from holdover.engine.residence import Residence
 from holdover.engine.runner import Runner
 from holdover.engine.sequence import Sequence
@@ -27,6 +27,7 @@ class Forwards:
         stats: counts forwards.
         speculator: proposes drafts for decode steps; None for none.
         first: is shown the logits of a sequence's first token.
+        choose: finds the next tokens.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Forwards:
         stats: EngineStats,
         speculator: Speculator | None = None,
         first: Callable[[Sequence, torch.Tensor], None] | None = None,
+        choose: Chooser = choose_tokens,
     ) -> None:
         self._runner = runner
         self._residence = residence
@@ -44,6 +46,7 @@ class Forwards:
         self._stats = stats
         self._speculator = speculator
         self._first = first
+        self._choose = choose
 
     def run(self, sequences: list[Sequence], count: int) -> list[Choice]:
         """Run the next ``count`` tokens of each, or of decoding sequences the next one and drafts behind it.
@@ -76,7 +79,7 @@ class Forwards:
         # a prefill has one sequence, and decoding ones all end here
         if sequences[0].remaining:
             return [], hidden
-        return choose_tokens(sequences, logits[:, -1:], first=self._first), hidden
+        return self._choose(sequences, logits[:, -1:], first=self._first), hidden
 
     def _verify(
         self, sequences: list[Sequence], drafts: list[list[int]]
@@ -87,7 +90,7 @@ class Forwards:
         padded = [draft + [s.tokens[-1]] * (most - len(draft)) for s, draft in zip(sequences, drafts, strict=True)]
         spans = [_span(s, 1 + most, draft) for s, draft in zip(sequences, padded, strict=True)]
         verification = self._runner.verify(spans)
-        choices = choose_tokens(sequences, verification.logits, drafts, first=self._first)
+        choices = self._choose(sequences, verification.logits, drafts, first=self._first)
         counts = [choice.kept for choice in choices]
         verification.accept(counts)
         for sequence, kept in zip(sequences, counts, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -42,6 +42,16 @@ class MemoryPlan:
     staging_bytes: int
     kv_bytes: int
 
+    def with_slots(self, layout: ModelLayout, needs: StateNeeds, native: int, packed: int) -> MemoryPlan:
+        """The plan with so many native and packed slots."""
+        return replace(
+            self,
+            num_slots=native,
+            num_packed=packed,
+            state_bytes=needs.slot_bytes(layout, native),
+            packed_bytes=needs.packed_bytes(packed),
+        )
+
 
 @dataclass(frozen=True)
 class StateNeeds:
@@ -71,6 +81,10 @@ class StateNeeds:
     def slot_bytes(self, layout: ModelLayout, num_slots: int) -> int:
         """Bytes of so many native slots, with everything that belongs to them."""
         return SlotPool.bytes_for(layout.state, num_slots, self.merge_interval)
+
+    def packed_bytes(self, num_packed: int) -> int:
+        """Bytes of so many packed slots."""
+        return PackedPool.bytes_for(self.codec, num_packed) if self.codec is not None and num_packed else 0
 
 
 def plan_memory(
@@ -129,7 +143,7 @@ def plan_memory(
         num_packed=packed,
         num_rows=rows,
         state_bytes=needs.slot_bytes(layout, slots),
-        packed_bytes=PackedPool.bytes_for(needs.codec, packed) if needs.codec is not None and packed else 0,
+        packed_bytes=needs.packed_bytes(packed),
         staging_bytes=staging,
         kv_bytes=kv_bytes(rows),
     )

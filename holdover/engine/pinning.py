@@ -26,8 +26,7 @@ async def pin(engine: AsyncEngine, tokens: Sequence[int], *, salt: str = "") -> 
     namespace = engine.engine.prepare.namespace(salt)
 
     def attempt(core: EngineCore) -> Pin | None:
-        # the scratch slot of refreshes is the engine's own
-        return core.cache.pins.add(namespace, tokens, reserved=int(core.refresh is not None))
+        return core.pin(namespace, tokens)
 
     pinned = await engine.call(attempt)
     if pinned is None:

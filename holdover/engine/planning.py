@@ -11,8 +11,11 @@ from holdover.errors import PlanError
 from holdover.retention import Element, RefreshPolicy, RetentionPlan
 from holdover.retention.decay import read_decay
 from holdover.retention.plan_file import find_plans, read_plan
+from holdover.weights.digest import model_digest
+from holdover.weights.source import ModelFiles
 
 AUTO = "auto"
+_UNASKED = "dense checkpoints: no plan was asked for"
 
 
 @dataclass(frozen=True)
@@ -41,21 +44,37 @@ def choose_plan(loaded: Loaded, wanted: str | Path | None) -> Planned:
     Raises:
         PlanError: a plan that was named cannot be read, or is for another model.
     """
-    if wanted is None:
-        return Planned(None, "dense checkpoints: no plan was asked for")
-    if loaded.files is None:
+    if wanted is not None and loaded.files is None:
         raise PlanError(f"{loaded.name} was not read from files, so no plan can be checked against it")
-    fingerprint = read_decay(loaded.files).fingerprint
+    return Planned(None, _UNASKED) if loaded.files is None else plan_for(loaded.files, wanted, loaded.model_digest)
+
+
+def plan_for(files: ModelFiles, wanted: str | Path | None, digest: str | None = None) -> Planned:
+    """The same for a model that need not be loaded yet.
+
+    Args:
+        files: its files.
+        wanted: as for `choose_plan`.
+        digest: digest of its weights and configuration; computed if None.
+
+    Raises:
+        PlanError: as `choose_plan`.
+    """
+    if wanted is None:
+        return Planned(None, _UNASKED)
+    digest = digest or model_digest(files)
+    decay = read_decay(files)
+    fingerprint, state = decay.fingerprint, decay.layout.state
     if str(wanted) != AUTO:
         plan = read_plan(Path(wanted).expanduser())
-        plan.check_fits(fingerprint, loaded.host.layout.state)
-        return Planned(plan, f"{wanted}, W_max {plan.w_max}", _doubts(plan, loaded))
+        plan.check_fits(fingerprint, state)
+        return Planned(plan, f"{wanted}, W_max {plan.w_max}", _doubts(plan, digest))
     passed_over: list[str] = []
-    for path in find_plans(loaded.files.path, fingerprint):
+    for path in find_plans(files.path, fingerprint):
         try:
             plan = read_plan(path)
-            plan.check_fits(fingerprint, loaded.host.layout.state)
-            doubts = _doubts(plan, loaded)
+            plan.check_fits(fingerprint, state)
+            doubts = _doubts(plan, digest)
         except PlanError as error:
             doubts = (str(error),)
         if not doubts:
@@ -103,11 +122,11 @@ def gate_of(options: EngineOptions) -> tuple[str, bool] | None:
     return f"{kl}: {verdict} the budget of {gate.budget:g} (P95)", point.p95_kl <= gate.budget
 
 
-def _doubts(plan: RetentionPlan, loaded: Loaded) -> tuple[str, ...]:
+def _doubts(plan: RetentionPlan, digest: str) -> tuple[str, ...]:
     gate = plan.quality
     if gate is None:
         return ("the plan has no quality gate: run holdover calibrate",)
-    if gate.model_digest != loaded.model_digest:
+    if gate.model_digest != digest:
         return ("the plan's quality gate was measured on other weights: run holdover calibrate",)
     if not gate.passed:
         point = gate.chosen

@@ -47,6 +47,7 @@ class Preparer:
         vocab_size: token ids are below this.
         constrainer: follows grammars; None where there are none.
         chunk_tokens: most tokens of one of the chunks that a text is cut into.
+        chunks_refused: why there are no chunks; empty if there are.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Preparer:
         vocab_size: int,
         constrainer: Constrainer | None = None,
         chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+        chunks_refused: str = "",
     ) -> None:
         self.tokenizer = tokenizer
         self.max_context = max_context
@@ -69,6 +71,7 @@ class Preparer:
         self._vocab_size = vocab_size
         self._constrainer = constrainer
         self._chunk_tokens = chunk_tokens
+        self._chunks_refused = chunks_refused
         self._numbers = itertools.count()
 
     def sequence(self, prompt: str | Iterable[int], params: SamplingParams, **request: Any) -> Sequence:
@@ -140,8 +143,10 @@ class Preparer:
         """Validate a chunk.
 
         Raises:
-            RequestError: it is empty, too long, or no text or token ids.
+            RequestError: it is empty, too long, or no text or token ids, or there are no chunks here.
         """
+        if self._chunks_refused:
+            raise RequestError(self._chunks_refused, param="context")
         ids = self._part(content)
         if not 0 < len(ids) <= self.max_context:
             raise RequestError(f"a chunk has 1 to {self.max_context} tokens, not {len(ids)}", param="context")

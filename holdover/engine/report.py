@@ -24,7 +24,6 @@ def explain(
         refreshed: tokens replayed to recover omitted units, and the seconds that took.
     """
     total, kv, state = len(request.prompt), match.kv_depth, match.state_depth
-    plan = tiers.codec.plan if match.tier == "compressed" else None
     return CacheReport(
         prompt_tokens=total,
         kv_depth=kv,
@@ -34,7 +33,7 @@ def explain(
         source=match.source,
         lineage=str(lineage) if match.node is not None else None,
         checkpoint_bytes=0 if match.tier is None else tiers.checkpoint_bytes(match.tier),
-        omitted=1 - plan.offsets[-1] / plan.units if plan is not None else 0.0,
+        omitted=tiers.codec.omitted if match.tier == "compressed" else 0.0,
         refresh_tokens=refreshed[0],
         refresh_seconds=refreshed[1],
     )

@@ -11,9 +11,8 @@ import torch
 
 from holdover.engine.rows import RowTable
 from holdover.ops.attention import torch as attention
-from holdover.ops.conv import torch as conv
 from holdover.ops.deferred.log import Cursor
-from holdover.ops.forms import seated_attention, sequence_form
+from holdover.ops.forms import dense_conv_form, seated_attention, sequence_form, step_form
 from holdover.state import DeferredLog, SlotPool
 from holdover.store import KVPool
 
@@ -157,9 +156,9 @@ class Step:
         new_rows: rows of the tokens of this forward, int64 ``[B * T]``; None in `KVMode.DISCARD`.
         advance: how recurrent state is advanced.
         tap: receives ``(layer, name, tensor)``, or None. Of attention: ``keys``, ``values`` (or latents and shared key
-            parts), ``queries`` as they meet the rows ``[B, T, Hq, D]`` and the ``scale`` of their products. Of
-            recurrent layers: the convolution's input as ``conv``, ``log_decay``, and the recurrence's inputs as
-            ``input NAME``, those without a time axis as ``fixed NAME``.
+            parts), ``queries`` as they meet the rows ``[B, T, Hq, D]``, the ``scale`` of their products, and what
+            comes of it as ``attended [B, T, Hq, d_v]``. Of recurrent layers: the convolution's input as ``conv``,
+            ``log_decay``, and the recurrence's inputs as ``input NAME``, those without a time axis as ``fixed NAME``.
         positions: where in ``rows`` each token stands, int64 ``[B, T]``; None for the last ones.
         convolved: recurrent layers that have written their conv state.
         advanced: recurrent layers that have written their temporal state.
@@ -233,9 +232,13 @@ class Step:
         if self.advance is not Advance.WRITE:
             return self._convolve_deferred(layer, x, weight, bias, activation)
         pool = self.slot_pool.conv(layer)
+        conv = dense_conv_form(pool)
+        out: torch.Tensor
         if x.shape[1] == 1:
-            return conv.step(pool, self.slots, x[:, 0], weight, bias, activation).unsqueeze(1)
-        return conv.sequence(pool, self.slots, x, weight, bias, activation)
+            out = conv.step(pool, self.slots, x[:, 0], weight, bias, activation).unsqueeze(1)
+        else:
+            out = conv.sequence(pool, self.slots, x, weight, bias, activation)
+        return out
 
     def recur(
         self, layer: int, op: RecurrenceOp, fixed: dict[str, torch.Tensor], **timed: torch.Tensor
@@ -262,8 +265,8 @@ class Step:
         pool = self.slot_pool.temporal(layer)
         if next(iter(timed.values())).shape[1] == 1:
             one = {name: x[:, 0] for name, x in timed.items()}
-            return op.step(pool, self.slots, **one, **fixed).unsqueeze(1)
-        return sequence_form(op, pool.device)(pool, self.slots, **timed, **fixed)
+            return step_form(op, pool)(pool, self.slots, **one, **fixed).unsqueeze(1)
+        return sequence_form(op, pool)(pool, self.slots, **timed, **fixed)
 
     def _convolve_deferred(
         self, layer: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None

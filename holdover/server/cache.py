@@ -74,7 +74,7 @@ def add_cache(app: FastAPI, engine: AsyncEngine, max_body: int) -> None:
 
     @app.post("/v1/cache/flush", **operation("Drop what is neither pinned nor in use", Flushed))
     async def flush(_: Request) -> Response:
-        dropped = await engine.call(lambda core: core.cache.flush())
+        dropped = await engine.call(lambda core: core.flush())
         return json_response({"object": "cache.flush", "checkpoints": dropped})
 
     @app.get(PINS, **operation("List pins", PinList))
@@ -91,14 +91,12 @@ def add_cache(app: FastAPI, engine: AsyncEngine, max_body: int) -> None:
 
     @app.delete(PINS, **operation("Unpin everything", UnpinnedAll))
     async def remove_pins(_: Request) -> Response:
-        return json_response(
-            {"object": "cache.pins", "deleted": await engine.call(lambda core: core.cache.pins.clear())}
-        )
+        return json_response({"object": "cache.pins", "deleted": await engine.call(lambda core: core.unpin_all())})
 
     @app.delete(PINS + "/{pin_id}", **operation("Unpin a prefix", Unpinned, errors=[404]))
     async def remove_pin(pin_id: str) -> Response:
         def remove(core: EngineCore) -> bool:
-            return core.cache.pins.remove(bytes.fromhex(pin_id))
+            return core.unpin(bytes.fromhex(pin_id))
 
         if not ID.fullmatch(pin_id) or not await engine.call(remove):
             raise ApiError(404, f"no pin has the id {pin_id!r}", code="pin_not_found")

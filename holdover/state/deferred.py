@@ -14,7 +14,7 @@ import torch
 from holdover.arch.layout import RecurrentLayer, StateLayout
 from holdover.errors import ConfigError
 from holdover.ops.deferred.family import FAMILIES
-from holdover.ops.deferred.log import Cursor, Log, LogLayout, next_cursor
+from holdover.ops.deferred.log import Cursor, EntryDtypes, Log, LogLayout, next_cursor
 from holdover.ops.forms import conv_form, deferred_form
 
 # length, limit and the zero that stands for both in a dense step, int32 each
@@ -29,14 +29,22 @@ class DeferredLog:
         num_slots: slots, the sink included.
         device: where the logs live.
         merge_interval: M, 1 to 64; with 1 there is no log, and a step is the dense recurrence in place.
+        entries: dtypes of the entries; None for keys as the activations are and values as `LogLayout` has them.
 
     Raises:
         ConfigError: the state cannot have a log.
     """
 
-    def __init__(self, layout: StateLayout, num_slots: int, device: torch.device, merge_interval: int) -> None:
+    def __init__(
+        self,
+        layout: StateLayout,
+        num_slots: int,
+        device: torch.device,
+        merge_interval: int,
+        entries: EntryDtypes | None = None,
+    ) -> None:
         self.capacity = merge_interval - 1
-        self._logs, self._dense_logs = (_allocate(layout, num_slots, device, m) for m in (merge_interval, 1))
+        self._logs, self._dense_logs = (_allocate(layout, num_slots, device, m, entries) for m in (merge_interval, 1))
         length, limit, zero = torch.zeros(3, num_slots, dtype=torch.int32, device=device).unbind()
         self.cursor, self.empty_cursor = Cursor(length, limit), Cursor(zero, zero)
         self._mirror = [(0, 0)] * num_slots
@@ -131,12 +139,14 @@ class DeferredLog:
         return torch.tensor(slots, dtype=torch.int64, device=self.cursor.length.device)
 
 
-def _allocate(layout: StateLayout, slots: int, device: torch.device, merge_interval: int) -> dict[int, Log]:
+def _allocate(
+    layout: StateLayout, slots: int, device: torch.device, merge_interval: int, entries: EntryDtypes | None
+) -> dict[int, Log]:
     """A log for every layer, by its index."""
     # one launch can then walk those of equal layers
     alike: dict[LogLayout, list[int]] = {}
     for layer in layout.layers:
-        alike.setdefault(_log_layout(layer, layout, merge_interval), []).append(layer.index)
+        alike.setdefault(_log_layout(layer, layout, merge_interval, entries), []).append(layer.index)
     logs = {}
     for log_layout, layers in alike.items():
         whole = log_layout.allocate(len(layers) * slots, device)
@@ -150,7 +160,9 @@ def _part(log: Log, start: int, slots: int) -> Log:
     return replace(log, keys=keys, values=values, decays=decays, scales=scales)
 
 
-def _log_layout(layer: RecurrentLayer, layout: StateLayout, merge_interval: int) -> LogLayout:
+def _log_layout(
+    layer: RecurrentLayer, layout: StateLayout, merge_interval: int, entries: EntryDtypes | None = None
+) -> LogLayout:
     if layout.temporal_dtype != "float32":
         raise ConfigError(f"deferred decode keeps an fp32 state, and this one is {layout.temporal_dtype}")
     return LogLayout(
@@ -160,5 +172,6 @@ def _log_layout(layer: RecurrentLayer, layout: StateLayout, merge_interval: int)
         layer.d_k,
         layer.d_v,
         merge_interval,
-        key_dtype=getattr(torch, layout.conv_dtype),
+        key_dtype=getattr(torch, layout.conv_dtype) if entries is None else entries.keys,
+        value_dtype=None if entries is None else entries.values,
     )

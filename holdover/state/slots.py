@@ -12,6 +12,7 @@ import torch
 
 from holdover.arch.layout import DTYPE_BYTES, StateLayout
 from holdover.errors import CheckpointMismatchError
+from holdover.ops.deferred.log import EntryDtypes
 from holdover.state.deferred import DeferredLog
 from holdover.state.header import EXACT, CheckpointHeader, Lineage
 from holdover.state.key import KeyChain
@@ -35,6 +36,7 @@ class SlotPool:
         device: where the state lives.
         merge_interval: steps between two writes of a slot's base, 1 to 64, for the deferred ops; None for the dense
             ones, which need no log.
+        entries: dtypes of the logs' entries; see `DeferredLog`.
 
     Raises:
         ConfigError: the layout's state cannot have a log.
@@ -47,6 +49,7 @@ class SlotPool:
         device: torch.device | str = "cpu",
         *,
         merge_interval: int | None = None,
+        entries: EntryDtypes | None = None,
     ) -> None:
         self.layout = layout
         self.num_slots = num_slots
@@ -62,7 +65,7 @@ class SlotPool:
         # "cuda" has become the device that it stood for
         self.device = self._tensors[0].device
         self.deferred = (
-            None if merge_interval is None else DeferredLog(layout, num_slots + 1, self.device, merge_interval)
+            None if merge_interval is None else DeferredLog(layout, num_slots + 1, self.device, merge_interval, entries)
         )
         self._layers = frozenset(temporal)
         self._chains: list[KeyChain | None] = [None] * (num_slots + 1)

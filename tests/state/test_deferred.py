@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdover.arch.layout import StateLayout
 from holdover.errors import CheckpointMismatchError, ConfigError
+from holdover.ops.deferred.log import EntryDtypes
 from holdover.state import EXACT, SlotPool
 from tests.codec.logged import layer
 from tests.state.twins import LAYOUT, Twins
@@ -267,6 +268,15 @@ def test_bytes_estimated_are_bytes_allocated(family: str, conv: str, merge_inter
         storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
         allocated = sum(size for address, size in storages.items() if address)
         assert SlotPool.bytes_for(layout, slots, merge_interval) == pool.nbytes == allocated
+
+
+def test_entries_have_the_dtypes_that_they_are_given() -> None:
+    layout = StateLayout((layer(0, "gdn"), layer(1, "mamba2")), conv_dtype="float32")
+    entries = EntryDtypes(torch.bfloat16, torch.float16)
+    log = SlotPool(layout, 2, merge_interval=4, entries=entries).deferred
+    assert log is not None
+    assert {(log.log(i).keys.dtype, log.log(i).values.dtype) for i in (0, 1)} == {entries}
+    assert {log.log(i).decays.dtype for i in (0, 1)} == {torch.float32}
 
 
 @pytest.mark.parametrize(

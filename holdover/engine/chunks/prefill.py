@@ -29,7 +29,7 @@ class ChunkPrefill:
 
     def __init__(self, runner: Runner, store: ChunkStore, namespace: bytes, tokens: Sequence[int]) -> None:
         self._runner, self._store = runner, store
-        self._taps = _Taps(store.options)
+        self._taps = InputTaps(store.options)
         self._done = 0
         self._lease: SlotLease | None = None
         self._build = store.begin(namespace, tokens)
@@ -65,8 +65,12 @@ class ChunkPrefill:
             self._lease.release()
 
 
-class _Taps:
-    """Collects what extras are made of, piece by piece."""
+class InputTaps:
+    """Collects what recurrent layers are given, piece by piece: what extras are made of.
+
+    Args:
+        options: which extras; what none of them needs is passed over.
+    """
 
     def __init__(self, options: ChunkOptions) -> None:
         self.are_wanted = options.transitions or options.bodies or options.inputs
@@ -75,6 +79,7 @@ class _Taps:
         self._fixed: defaultdict[int, dict[str, torch.Tensor]] = defaultdict(dict)
 
     def __call__(self, layer: int, name: str, x: torch.Tensor) -> None:
+        """See `Tap`."""
         kind, _, of = name.partition(" ")
         if kind == "fixed":
             self._fixed[layer][of] = x
@@ -82,6 +87,7 @@ class _Taps:
             self._timed[layer][of].append(x[0].clone())
 
     def by_layer(self) -> dict[int, LayerTaps]:
+        """All pieces together, by the layer's index."""
         taps = {}
         for layer, pieces in self._timed.items():
             timed = {name: torch.cat(tensors) for name, tensors in pieces.items()}

@@ -17,7 +17,8 @@ def attention_layers(runner: Runner) -> list[AttentionLayer]:
 
 
 def context_deviation(runner: Runner, assembly: Assembly, rows: torch.Tensor, scratch: int) -> Deviation | None:
-    """Values at the first attention layer, as cached and as the context gives them in one piece from the empty state.
+    """Values at the first attention layer with a layer below it, as cached and as the context gives them in one piece
+    from the empty state.
 
     Mutates ``scratch``, which is nobody's state afterwards.
 
@@ -33,18 +34,19 @@ def context_deviation(runner: Runner, assembly: Assembly, rows: torch.Tensor, sc
     layers, end = attention_layers(runner), assembly.query.start
     if not layers:
         return None
-    first, found = layers[0], []
+    # at the bottom of the stack values depend on nothing but their own token
+    compared, found = next((layer for layer in layers if layer.index), layers[0]), []
 
     def tap(layer: int, name: str, x: torch.Tensor) -> None:
         # the values are made from latents, which stand in the first plane
-        if layer == first.index and name == ("keys" if first.kind == "latent" else "values"):
+        if layer == compared.index and name == ("keys" if compared.kind == "latent" else "values"):
             found.append(x[0].transpose(0, 1).clone())
             raise StopForward
 
     span = Span(scratch, assembly.tokens[:end], 0, rows[:end])
     runner.run([span], kv=KVMode.DISCARD, state=StateMode.SCRATCH, tap=tap)
     runner.slots.forget(scratch)
-    plane = runner.kv.planes(first.index)[first.kind == "heads"]
+    plane = runner.kv.planes(compared.index)[compared.kind == "heads"]
     return Deviation(plane[rows[:end].to(plane.device)], found[0])
 
 

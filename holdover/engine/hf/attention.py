@@ -43,10 +43,14 @@ def attend(
     if step.tap is not None:
         step.tap(step.layer, "scale", query.new_tensor(scaling))
     if layer.kind == "latent":
-        return _attend_latent(module, layer, query, step, scaling), None
+        out = _attend_latent(module, layer, query, step, scaling)
+    else:
+        if step.tap is not None:
+            step.tap(step.layer, "queries", query)
+        out = step.attend(query, scaling)
     if step.tap is not None:
-        step.tap(step.layer, "queries", query)
-    return step.attend(query, scaling), None
+        step.tap(step.layer, "attended", out)
+    return out, None
 
 
 def register() -> None:

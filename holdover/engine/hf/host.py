@@ -10,8 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from holdover.arch.layout import ModelLayout
-from holdover.engine.hf import attention, norms
+from holdover.engine.hf import attention, mlps, norms
 from holdover.engine.hf.mixers import MIXERS, check_runnable, install
+from holdover.engine.hf.mixers.base import Total
 from holdover.engine.host import DraftHead
 from holdover.engine.step import Step
 
@@ -30,17 +31,19 @@ class HostModel:
         model: a causal language model in eval mode, in its final dtype and place; it is changed in place and can no
             longer be run by itself.
         layout: its layout.
+        total: sums the outputs of recurrent layers over the ranks that share their heads; None where they are whole.
 
     Raises:
         UnsupportedArchitectureError: there is no mixer for its recurrent layers.
     """
 
-    def __init__(self, model: PreTrainedModel, layout: ModelLayout) -> None:
+    def __init__(self, model: PreTrainedModel, layout: ModelLayout, total: Total | None = None) -> None:
         check_runnable(layout)
         attention.register()
         model.set_attn_implementation(attention.NAME)
-        install(model, [layer.index for layer in layout.state.layers], MIXERS)
+        install(model, [layer.index for layer in layout.state.layers], MIXERS, total)
         norms.install(model)
+        mlps.install(model)
         self.model: Any = model.eval().requires_grad_(False)
         self.layout = layout
         self.head: DraftHead | None = None

@@ -11,11 +11,14 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from holdover.arch.layout import ModelLayout
-from holdover.arch.registry import layout_from_config
+from holdover.arch.registry import architecture_of, layout_from_config
 from holdover.engine.hf.host import HostModel
 from holdover.engine.hf.mixers import check_runnable
 from holdover.engine.hf.mtp import attach_head, head_names
+from holdover.engine.hf.sharding import cut_model
 from holdover.engine.hf.tokenizer import Tokenizer
+from holdover.engine.host import Host
+from holdover.engine.parallel.shard import Shard
 from holdover.engine.sampling import SamplingDefaults
 from holdover.errors import ConfigError, WeightsError
 from holdover.weights.check import check_files
@@ -38,16 +41,18 @@ class Loaded:
         defaults: its sampling defaults.
         end_tokens: tokens that end a text.
         files: its files; None for a model that was built in memory.
+        shard: the part of it that this rank has; None for all of it.
     """
 
     name: str
-    host: HostModel
+    host: Host
     tokenizer: Tokenizer
     model_digest: str
     dtype: str
     defaults: SamplingDefaults
     end_tokens: frozenset[int]
     files: ModelFiles | None = None
+    shard: Shard | None = None
 
     @property
     def digest(self) -> str:
@@ -55,7 +60,9 @@ class Loaded:
         return f"{self.model_digest}:{self.dtype}"
 
 
-def load(model: str, *, dtype: str = "auto", device: str = "auto", head: bool = False) -> Loaded:
+def load(
+    model: str, *, dtype: str = "auto", device: str = "auto", head: bool = False, shard: Shard | None = None
+) -> Loaded:
     """Load a model.
 
     Args:
@@ -63,11 +70,13 @@ def load(model: str, *, dtype: str = "auto", device: str = "auto", head: bool = 
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto`` for fp32 on a CPU and the published one elsewhere.
         device: a torch device, or ``auto`` for a GPU if there is one.
         head: whether to load the model's MTP head too.
+        shard: the part of it that this rank computes; None for all.
 
     Raises:
         WeightsError: files are missing, truncated or not what their index says.
         UnsupportedArchitectureError: the architecture is unknown or refused, or no mixer here computes it.
         ConfigError: dtype or device cannot be had, the model does not fit, or it has no MTP head.
+        PlanError: its parameters cannot be split over ranks.
     """
     files = resolve(model)
     place = _device(device)
@@ -81,7 +90,7 @@ def load(model: str, *, dtype: str = "auto", device: str = "auto", head: bool = 
     # what is small first: loading the weights takes minutes
     tokenizer = Tokenizer(files.path)
     generation = _generation_config(files)
-    host = HostModel(_place(_load_weights(files, dtype_name), place), layout)
+    host = _host(_load_weights(files, dtype_name), files, layout, place, shard)
     if head:
         attach_head(host, files, headers)
     return Loaded(
@@ -93,7 +102,18 @@ def load(model: str, *, dtype: str = "auto", device: str = "auto", head: bool = 
         defaults=_defaults(generation),
         end_tokens=_end_tokens(generation, tokenizer),
         files=files,
+        shard=shard,
     )
+
+
+def _host(
+    model: PreTrainedModel, files: ModelFiles, layout: ModelLayout, place: torch.device, shard: Shard | None
+) -> HostModel:
+    if shard is None:
+        return HostModel(_place(model, place), layout)
+    # before it is placed: no device holds more than its part
+    cut_model(model, architecture_of(files.config), layout.state, shard)
+    return HostModel(_place(model, place), shard.cut(layout), shard.ranks.sum)
 
 
 def _load_weights(files: ModelFiles, dtype: str) -> PreTrainedModel:

@@ -5,9 +5,6 @@ reads the module's parameters and its gating, and leaves history and state to th
 attention, MLPs, the stack) stays Transformers' own.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 from holdover.arch.layout import ModelLayout
 from holdover.arch.registry import ARCHITECTURES
 from holdover.engine.hf.mixers.bailing_hybrid import BailingHybridMixer
@@ -21,7 +18,7 @@ from holdover.engine.hf.mixers.qwen3_next import Qwen3NextMixer
 from holdover.errors import UnsupportedArchitectureError
 
 # by the class name of the module that a mixer replaces
-MIXERS: dict[str, Callable[[Any, int], Mixer]] = {
+MIXERS: dict[str, type[Mixer]] = {
     "Qwen3_5GatedDeltaNet": Qwen35Mixer,
     "Qwen3_5MoeGatedDeltaNet": Qwen35Mixer,
     "Qwen3NextGatedDeltaNet": Qwen3NextMixer,

@@ -10,8 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from holdover.arch.layout import RecurrentLayer
 from holdover.engine.step import Step
 from holdover.errors import UnsupportedArchitectureError
+
+# sums a tensor over the ranks, in place
+Total = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Mixer(ABC):
@@ -38,9 +42,36 @@ class Mixer(ABC):
         """Mix ``hidden_states [B, T, hidden]`` along time, advancing the step's slots."""
         return self.mix(hidden_states, step)
 
+    @staticmethod
+    @abstractmethod
+    def resize(module: Any, layer: RecurrentLayer, spanning: Total | None) -> None:
+        """Tell a module whose parameters were cut to one rank's heads what it has now. Mutates it.
+
+        Args:
+            module: Transformers' module.
+            layer: what is left of its layer.
+            spanning: sums over the ranks where they share a single key head or group; None where each has its own.
+        """
+
     @abstractmethod
     def mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Mix ``x [B, T, hidden]`` along time."""
+
+
+class Summed:
+    """A mixer that computes some of a layer's heads.
+
+    Args:
+        mixer: it.
+        total: sums an output over all who compute the layer, in place.
+    """
+
+    def __init__(self, mixer: Mixer, total: Total) -> None:
+        self._mixer, self._total = mixer, total
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """What the whole layer gives."""
+        return self._total(self._mixer(*args, **kwargs))
 
 
 class JoinedLinear:
@@ -71,13 +102,19 @@ def conv_weight(conv1d: nn.Conv1d) -> torch.Tensor:
     return weight.mT.contiguous().mT
 
 
-def install(model: nn.Module, layers: Sequence[int], mixers: Mapping[str, Callable[[Any, int], Mixer]]) -> None:
+def install(
+    model: nn.Module,
+    layers: Sequence[int],
+    mixers: Mapping[str, Callable[[Any, int], Mixer]],
+    total: Total | None = None,
+) -> None:
     """Replace the forward of every recurrent layer's mixer.
 
     Args:
         model: the loaded model, in its final dtype and place.
         layers: indices of the recurrent layers, from the layout.
         mixers: mixer by module class name.
+        total: sums outputs where each layer is split over ranks; None where it is whole.
 
     Raises:
         UnsupportedArchitectureError: the model does not have exactly these recurrent layers.
@@ -92,4 +129,5 @@ def install(model: nn.Module, layers: Sequence[int], mixers: Mapping[str, Callab
             f"the configuration names recurrent layers {sorted(layers)}, the loaded model has {sorted(found)}"
         )
     for layer, (module, mixer) in found.items():
-        module.forward = mixer(module, layer)
+        made = mixer(module, layer)
+        module.forward = made if total is None else Summed(made, total)

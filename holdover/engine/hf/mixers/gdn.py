@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from holdover.engine.hf.mixers.base import JoinedLinear, Mixer, conv_weight
+from holdover.arch.layout import RecurrentLayer
+from holdover.engine.hf.mixers.base import JoinedLinear, Mixer, Total, conv_weight
 from holdover.engine.step import Step
 from holdover.ops.norm import gated_rms_norm
 from holdover.ops.recurrence.gates import softplus_gate
@@ -28,6 +29,13 @@ class GatedDeltaMixer(Mixer):
         super().__init__(module, layer)
         self.conv_weight = conv_weight(module.conv1d)
         self.project, self.norm, self.output = project, norm, output
+
+    @staticmethod
+    def resize(module: Any, layer: RecurrentLayer, spanning: Total | None) -> None:
+        """Give the module the sizes of ``layer``."""
+        module.num_v_heads, module.num_k_heads = layer.heads, layer.key_heads
+        module.key_dim, module.value_dim = layer.key_heads * layer.d_k, layer.heads * layer.d_v
+        module.conv_dim = layer.conv_channels
 
     def strength(self, b: torch.Tensor) -> torch.Tensor:
         """Write strength of its raw form ``b [B, T, H]``."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from holdover.engine.hf.mixers.base import JoinedLinear, Mixer, conv_weight
+from holdover.arch.layout import RecurrentLayer
+from holdover.engine.hf.mixers.base import JoinedLinear, Mixer, Total, conv_weight
 from holdover.engine.step import Step
 from holdover.ops.norm import gated_rms_norm
 from holdover.ops.recurrence.gates import softplus_gate
@@ -31,6 +32,11 @@ class KimiDeltaMixer(Mixer):
         # one rate per head over one bias per (head, key channel)
         self.a_log = m.forget_gate.A_log.view(m.num_heads, 1)
         self.dt_bias = m.forget_gate.dt_bias.view(m.num_heads, m.head_dim)
+
+    @staticmethod
+    def resize(module: Any, layer: RecurrentLayer, spanning: Total | None) -> None:
+        """Give the module the sizes of ``layer``."""
+        module.num_heads, module.qkv_dim = layer.heads, layer.heads * layer.d_k
 
     @abstractmethod
     def gate_inputs(self, *parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

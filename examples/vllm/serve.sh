@@ -1,7 +1,7 @@
 #!/bin/sh
 # Serves the bundled model in vLLM on a CPU, with the checkpoint tier and deferred decode:
 #   examples/vllm/serve.sh
-# Entries lie in $SPILL and outlive the server: ask twice (of the first request after a start vLLM 0.32 keeps no state),
+# Entries lie in $SPILL and outlive the server: ask twice (of the first prompt after a start vLLM 0.32 keeps no boundary),
 # stop it, start it again, ask again, and look at hit_tokens in /metrics.
 set -eu
 cd "$(dirname "$0")/../.."

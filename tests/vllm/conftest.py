@@ -5,7 +5,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-_NEED = ("test_connector.py", "test_decode_layer.py", "test_serving.py", "test_setup.py")
+_NEED = ("test_connector.py", "test_decode_layer.py", "test_ranks.py", "test_serving.py", "test_setup.py")
 collect_ignore_glob = [] if find_spec("vllm") else list(_NEED)
 
 if find_spec("vllm") and not find_spec("torchvision"):

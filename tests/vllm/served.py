@@ -1,8 +1,7 @@
-"""One vLLM engine in this process on the bundled model, with its caches and counters in reach."""
+"""One vLLM engine in this process, with its caches and counters in reach."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,20 @@ from vllm.sampling_params import SamplingParams
 
 from holdover.weights.bundled import bundled_path
 from holdover.weights.source import resolve
+from tests.vllm.random_model import write_qwen3_next
 
-BLOCK = 384
+# tokens of a block of each model's, without a log and with logs of up to 15 entries
+BLOCKS = {"tiny-gdn": {384, 512}, "qwen3-next": {128, 256}}
+# short enough for the few blocks with which requests are preempted
+LENGTHS = {"tiny-gdn": 4096, "qwen3-next": 1024}
 TOKENS = 16
 
 
-def model_folder(folder: Path) -> Path:
-    """The bundled model, in a folder of the test's own."""
-    source, target = bundled_path("tiny-gdn"), folder / "model"
+def model_folder(model: str, folder: Path) -> Path:
+    """A model's files, in a folder of the test's own."""
+    if model == "qwen3-next":
+        return write_qwen3_next(folder / model)
+    source, target = bundled_path("tiny-gdn"), folder / model
     assert source is not None
     target.mkdir(exist_ok=True)
     for file in source.iterdir():
@@ -35,17 +40,24 @@ def prompt(seed: int, length: int) -> list[int]:
 
 
 class Served:
-    """vLLM on the bundled model.
+    """vLLM on one model.
 
     Args:
         folder: for the model.
         settings: the plug-in's; None leaves them out.
+        model: ``tiny-gdn``, which is bundled, or ``qwen3-next``, of random weights.
         prefix_caching: vLLM's, without which there is no tier either.
         changes: other arguments of vLLM's.
     """
 
     def __init__(
-        self, folder: Path, settings: dict[str, Any] | None = None, *, prefix_caching: bool = True, **changes: Any
+        self,
+        folder: Path,
+        settings: dict[str, Any] | None = None,
+        *,
+        model: str = "tiny-gdn",
+        prefix_caching: bool = True,
+        **changes: Any,
     ) -> None:
         extra: dict[str, Any] = {} if settings is None else {"additional_config": {"holdover": settings}}
         if settings is not None and settings.keys() != {"decode"}:
@@ -55,27 +67,33 @@ class Served:
                 "kv_load_failure_policy": "recompute",
             }
         self.llm = LLM(
-            model=str(model_folder(folder)),
+            model=str(model_folder(model, folder)),
             dtype="bfloat16",
-            max_model_len=4096,
+            max_model_len=LENGTHS[model],
             max_num_seqs=4,
             enforce_eager=True,
             enable_prefix_caching=prefix_caching,
+            skip_tokenizer_init=True,
             disable_log_stats=False,
+            worker_extension_cls="tests.vllm.watch.Watch",
             **extra | changes,
         )
         config = self.llm.llm_engine.vllm_config
         self.layers = config.compilation_config.static_forward_context
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
-        assert config.cache_config.block_size == BLOCK or not prefix_caching
+        self.block = config.cache_config.block_size
+        assert self.block in BLOCKS[model] or not prefix_caching, self.block
 
     def generate(
         self, prompts: Sequence[Sequence[int]], salt: str | None = None, tokens: int = TOKENS
     ) -> list[dict[str, Any]]:
         """Greedy tokens of every prompt, by how much each led the next best, and how many of its tokens were cached."""
-        params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, logprobs=2)
+        params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, logprobs=2, detokenize=False)
         inputs = [{"prompt_token_ids": list(ids)} | ({} if salt is None else {"cache_salt": salt}) for ids in prompts]
         outputs = self.llm.generate(inputs, params, use_tqdm=False)
+        # a server goes on stepping until what is kept of the requests' ends is written; `generate` does not
+        while self.scheduler.has_requests():
+            self.llm.llm_engine.step()
         return [
             {"tokens": list(o.outputs[0].token_ids), "leads": _leads(o.outputs[0]), "cached": o.num_cached_tokens}
             for o in outputs
@@ -83,11 +101,8 @@ class Served:
 
     def decoded(self) -> dict[str, int]:
         """Tokens that one layer decoded from its log, and those of them that folded."""
-        (counts,) = {
-            tuple(layer.group_cursor.counts.tolist())
-            for layer in self.layers.values()
-            if getattr(layer, "group_cursor", None)
-        }
+        counts, *others = self.llm.collective_rpc("decoded")
+        assert all(other == counts for other in others)
         return dict(zip(("tokens", "folds"), counts, strict=True))
 
     def events(self) -> dict[str, int]:
@@ -99,26 +114,22 @@ class Served:
         """How often vLLM took a request's blocks away."""
         return sum(int(m.value) for m in self.llm.get_metrics() if m.name == "vllm:num_preemptions")
 
-    def cached_pages(self) -> dict[str, str]:
-        """Digest of every block in vLLM's prefix cache, by the block's hash."""
-        digests = {}
-        for block in self.scheduler.kv_cache_manager.block_pool.blocks:
-            if block.block_hash is not None:
-                group = int.from_bytes(block.block_hash[-4:], "big")
-                digest = hashlib.sha256()
-                for name in self.scheduler.kv_cache_config.kv_cache_groups[group].layer_names:
-                    for tensor in self._tensors(name):
-                        digest.update(tensor[block.block_id].contiguous().view(torch.uint8).numpy().tobytes())
-                digests[block.block_hash.hex()] = digest.hexdigest()
-        return digests
+    def cached_pages(self) -> dict[str, list[str]]:
+        """Digests of every block in vLLM's prefix cache, one of each rank, by the block's hash."""
+        blocks = {
+            block.block_hash.hex(): (self._group_layers(block), block.block_id)
+            for block in self.scheduler.kv_cache_manager.block_pool.blocks
+            if block.block_hash is not None
+        }
+        ranks = self.llm.collective_rpc("digests", args=(list(blocks.values()),))
+        return {key: list(found) for key, found in zip(blocks, zip(*ranks, strict=True), strict=True)}
 
     def state_blocks(self) -> dict[int, int]:
         """Block of the one recurrent state that vLLM's prefix cache holds, by layer of the stack."""
         blocks = {}
         for block in self.scheduler.kv_cache_manager.block_pool.blocks:
             if block.block_hash is not None:
-                group = int.from_bytes(block.block_hash[-4:], "big")
-                for name in self.scheduler.kv_cache_config.kv_cache_groups[group].layer_names:
+                for name in self._group_layers(block):
                     index = int(name.split(".layers.")[1].split(".")[0])
                     if len(self._tensors(name)) > 1:
                         assert index not in blocks, "more than one state is cached"
@@ -135,12 +146,15 @@ class Served:
         """Empty vLLM's prefix cache and paint all of its pages, so that nothing can be there still."""
         assert self.llm.reset_prefix_cache()
         assert not self.cached_pages()
-        for name in self.layers:
-            for tensor in self._tensors(name):
-                tensor.fill_(99.0)
+        self.llm.collective_rpc("paint")
 
     def close(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()
+
+    def _group_layers(self, block: Any) -> list[str]:
+        group = int.from_bytes(block.block_hash[-4:], "big")
+        names: list[str] = self.scheduler.kv_cache_config.kv_cache_groups[group].layer_names
+        return names
 
     def _tensors(self, name: str) -> tuple[torch.Tensor, ...]:
         cache = getattr(self.layers[name], "kv_cache", ())

@@ -10,9 +10,16 @@ from holdover.integrations.vllm.config import DecodeConfig, TierConfig, has_tier
 
 
 def test_settings_are_read() -> None:
-    section = {"host_budget": 5, "spill_dir": "/spill", "spill_budget": 7, "plan": "/plan", "element": "int8"}
+    section = {
+        "host_budget": 5,
+        "spill_dir": "/spill",
+        "spill_budget": 7,
+        "plan": "/plan",
+        "element": "int8",
+        "ends": False,
+    }
     config = TierConfig.parse({"holdover": section, "of": "others"})
-    assert config == TierConfig(5, Path("/spill"), 7, 4, Path("/plan"), "int8")
+    assert config == TierConfig(5, Path("/spill"), 7, 4, Path("/plan"), "int8", False)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +35,7 @@ def test_settings_are_read() -> None:
         ({"holdover": {"host_budget": -1}}, "not negative"),
         ({"holdover": {"spill_dir": ""}}, "wanted a path"),
         ({"holdover": {"host_budget": 1, "element": "int4"}}, "full, bfloat16, int8"),
+        ({"holdover": {"host_budget": 1, "ends": "no"}}, "wanted true or false"),
     ],
 )
 def test_what_cannot_be_used_is_refused(settings: Any, message: str) -> None:

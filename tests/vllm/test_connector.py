@@ -16,12 +16,14 @@ from holdover.codec import Codec
 from holdover.errors import CheckpointMismatchError, ConfigError
 from holdover.integrations.vllm.config import TierConfig
 from holdover.integrations.vllm.connector.groups import CacheGroups, CacheLayer
-from holdover.integrations.vllm.connector.metadata import Blocks, Load, Save, StepPlan, StepReport
-from holdover.integrations.vllm.connector.pages import Pages
+from holdover.integrations.vllm.connector.metadata import Blocks, Load, RankReport, Save, StepPlan, StepReport
+from holdover.integrations.vllm.connector.pages import Pages, by_token
+from holdover.integrations.vllm.connector.prefixes import Prefixes
 from holdover.integrations.vllm.connector.scheduler import TierScheduler
 from holdover.integrations.vllm.connector.setup import Setup
 from holdover.integrations.vllm.connector.worker import TierWorker
 from holdover.state import SlotPool
+from holdover.state.key import chain_of
 
 BLOCK, NUM_BLOCKS = 4, 12
 LAYOUT = StateLayout((RecurrentLayer(0, "gdn", 2, 2, 8, 16, "head", 48, 4),), conv_dtype="float32")
@@ -29,7 +31,7 @@ LAYOUT = StateLayout((RecurrentLayer(0, "gdn", 2, 2, 8, 16, "head", 48, 4),), co
 STATE_SPEC = SimpleNamespace(shapes=((48, 3), (2, 16, 8)), dtypes=(torch.float32, torch.float32))
 GROUPS = CacheGroups(
     (CacheLayer("model.layers.0.linear_attn", 0, 1, STATE_SPEC),),
-    (CacheLayer("model.layers.1.self_attn", 1, 0, None),),
+    (CacheLayer("model.layers.1.self_attn", 1, 0, SimpleNamespace(page_size_bytes=2 * 4 * 6 * 4)),),
     BLOCK,
     NUM_BLOCKS,
 )
@@ -37,7 +39,7 @@ GROUPS = CacheGroups(
 
 def setup(element: Any = "full", above: int = 0, **config: Any) -> Setup:
     config = {"host_budget": 1 << 20} | config
-    return Setup(TierConfig(**config), GROUPS, Codec(LAYOUT, element=element), "identity", above)
+    return Setup(TierConfig(**config), GROUPS, (Codec(LAYOUT, element=element),), 0, "identity", above)
 
 
 def caches() -> dict[str, torch.Tensor]:
@@ -52,6 +54,7 @@ def request(name: str, tokens: list[int], salt: str | None = None, **changes: An
     fields = {
         **{"request_id": name, "all_token_ids": tokens, "num_tokens": len(tokens), "cache_salt": salt},
         **{"mm_features": [], "prompt_embeds": None, "lora_request": None, "skip_reading_prefix_cache": False},
+        **{"num_computed_tokens": len(tokens) - 1, "status": SimpleNamespace(name="FINISHED_STOPPED")},
     }
     return SimpleNamespace(**fields | changes)
 
@@ -70,9 +73,13 @@ def keep(scheduler: TierScheduler, name: str, tokens: list[int], depth: int, sal
     scheduler.lookup(made, 0)
     scheduler.admit(made, ([], []), 0)
     saves = scheduler.plan(offer(name, depth, 7, list(range(1, len(tokens) // BLOCK + 1)))).saves
-    names = [save.name for save in saves]
-    scheduler.absorb(StepReport(settled=names, arrived=names))
+    arrive(scheduler, saves)
     return saves
+
+
+def arrive(scheduler: TierScheduler, saves: list[Save], *ranks: int) -> None:
+    names = [save.name for save in saves]
+    scheduler.absorb(StepReport({rank: RankReport(settled=names, arrived=names) for rank in ranks or (0,)}))
 
 
 def test_an_entry_is_found_by_a_longer_request_and_continued() -> None:
@@ -116,7 +123,7 @@ def test_an_entry_that_cannot_be_loaded_is_not_offered_again() -> None:
     (deep,) = keep(scheduler, "b", tokens[:9], 8)
     again = request("c", tokens)
     assert scheduler.lookup(again, 0) == 8
-    scheduler.absorb(StepReport(unusable=[deep.name]))
+    scheduler.absorb(StepReport({0: RankReport(unusable=[deep.name])}))
     assert scheduler.lookup(again, 0) == 4
     # and is kept anew when its tokens are computed again
     assert [save.name.depth for save in keep(scheduler, "d", tokens[:9], 8)] == [8]
@@ -130,7 +137,7 @@ def test_what_is_on_its_way_is_not_kept_twice() -> None:
     (save,) = scheduler.plan(offer("a", 8, 7, [1, 2])).saves
     assert scheduler.catalogue.has_pending
     assert scheduler.plan(offer("a", 8, 7, [1, 2])).saves == []
-    scheduler.absorb(StepReport(settled=[save.name]))
+    scheduler.absorb(StepReport({0: RankReport(settled=[save.name])}))
     assert not scheduler.catalogue.has_pending
     assert scheduler.counters["save_present"] == 1
 
@@ -184,11 +191,12 @@ def test_pages_come_back_as_they_were(conv_first: bool) -> None:
     pages, pool = Pages(layers, groups, LAYOUT), SlotPool(LAYOUT, 1)
     before = {name: cache.clone() for name, cache in layers.items()}
     source, target = Blocks({1: 5}, {0: [2, 3]}), Blocks({1: 9}, {0: [8, 1]})
-    pages.read_state(source, pool, 1)
+    pages.read_state(source, 8, pool, 1)
     rows = pages.read_rows(source)
-    assert rows.shape == (2 * BLOCK, pages.token_bytes)
-    pages.write_state(pool, 1, target)
-    pages.write_rows(rows, target.rows)
+    assert rows.shape == (2, pages.block_bytes)
+    pages.write_state(pool, 1, target, 8)
+    # an entry of 5 tokens has the whole of its two blocks
+    pages.write_rows(pages.by_block(by_token(rows, 5), 2), target.rows)
     state, attention = layers.values()
     size = sum(prod(shape) * 4 for shape in shapes)
     assert torch.equal(state[9, ..., :size], before["model.layers.0.linear_attn"][5, ..., :size])
@@ -196,15 +204,16 @@ def test_pages_come_back_as_they_were(conv_first: bool) -> None:
     state[9] = before["model.layers.0.linear_attn"][9]
     attention[[8, 1]] = before["model.layers.1.self_attn"][[8, 1]]
     assert all(torch.equal(layers[name], before[name]) for name in layers), "other blocks were touched"
-    with pytest.raises(CheckpointMismatchError, match="bytes of rows"):
-        pages.write_rows(rows[:-1], target.rows)
+    for blocks in (1, 3):
+        with pytest.raises(CheckpointMismatchError, match="bytes of rows"):
+            pages.by_block(by_token(rows, 5), blocks)
 
 
 def test_a_state_has_the_cores_axes() -> None:
     """On a CPU vLLM keeps [H, d_k, d_v] in pages that it declares as [H, d_v, d_k], and conv inputs oldest first."""
     layers = caches()
     pages, pool = Pages(layers, GROUPS, LAYOUT), SlotPool(LAYOUT, 1)
-    pages.read_state(Blocks({1: 5}, {0: []}), pool, 1)
+    pages.read_state(Blocks({1: 5}, {0: []}), 4, pool, 1)
     raw = layers["model.layers.0.linear_attn"][5].flatten()
     assert torch.equal(pool.conv(0)[1], raw[: 48 * 3 * 4].view(torch.float32).view(48, 3).T)
     assert torch.equal(pool.temporal(0)[1].flatten(), raw[48 * 3 * 4 :][: 2 * 8 * 16 * 4].view(torch.float32))
@@ -216,25 +225,25 @@ def test_pages_of_another_state_are_refused() -> None:
         Pages(caches(), replace(GROUPS, recurrent=(replace(GROUPS.recurrent[0], spec=spec),)), LAYOUT)
 
 
-def drive(worker: TierWorker, plan: StepPlan) -> tuple[set[str], set[str], list[StepReport]]:
-    """One step, then empty ones until everything has settled."""
+def drive(worker: TierWorker, plan: StepPlan, saving: int = 0) -> tuple[set[str], set[str], list[StepReport]]:
+    """One step, then empty ones until everything has settled, and what was being saved before."""
     worker.start(plan)
     worker.save(plan)
     ended, failed, reports = set[str](), set[str](), []
-    waiting, unsettled = len(plan.loads), len(plan.saves)
+    waiting, unsettled = len(plan.loads), len(plan.saves) + saving
     while waiting or unsettled:
-        now, wrong = worker.finish()
+        _, now, wrong = worker.finish()
         ended, failed, waiting = ended | now, failed | wrong, waiting - len(now)
         if report := worker.report():
             reports.append(report)
-            unsettled -= len(report.settled)
+            unsettled -= len(report.ranks[worker.rank].settled)
     return ended, failed, reports
 
 
 def test_worker_and_scheduler_restore_a_chain(tmp_path: Path) -> None:
     tier = setup(host_budget=None, spill_dir=tmp_path / "spill")
     scheduler, worker, layers = TierScheduler(tier), TierWorker(tier), caches()
-    worker.register(layers)
+    worker.register(layers, {})
     tokens = list(range(20))
     try:
         for name, length, depth, state, rows in (("a", 9, 8, 5, [1, 2]), ("b", 18, 16, 6, [1, 2, 3, 4])):
@@ -263,7 +272,7 @@ def test_worker_and_scheduler_restore_a_chain(tmp_path: Path) -> None:
 def test_a_chain_with_a_gap_fails_the_load_and_nothing_else(tmp_path: Path) -> None:
     tier = setup(host_budget=None, spill_dir=tmp_path / "spill")
     scheduler, worker = TierScheduler(tier), TierWorker(tier)
-    worker.register(caches())
+    worker.register(caches(), {})
     tokens = list(range(20))
     try:
         for name, length, depth in (("a", 9, 8), ("b", 18, 16)):
@@ -290,7 +299,7 @@ def test_a_chain_with_a_gap_fails_the_load_and_nothing_else(tmp_path: Path) -> N
 def test_host_memory_tells_what_it_has_and_what_left() -> None:
     size = Codec(LAYOUT).nbytes + 8 * 2 * 6 * 4
     worker, scheduler = TierWorker(setup(host_budget=size)), TierScheduler(setup(host_budget=size))
-    worker.register(caches())
+    worker.register(caches(), {})
     try:
         for name, start in (("a", 0), ("b", 100)):
             made = request(name, list(range(start, start + 9)))
@@ -302,3 +311,76 @@ def test_host_memory_tells_what_it_has_and_what_left() -> None:
         worker.close()
     assert scheduler.lookup(request("c", list(range(9))), 0) == 0
     assert scheduler.lookup(request("d", list(range(100, 109))), 0) == 8
+
+
+def test_a_request_that_ends_leaves_its_state_at_any_depth(tmp_path: Path) -> None:
+    tier, layers = setup(host_budget=None, spill_dir=tmp_path / "spill"), caches()
+    scheduler, worker = TierScheduler(tier), TierWorker(tier)
+    worker.register(layers, {})
+    tokens = list(range(40))
+    try:
+        for name, length, blocks in (("a", 11, ([1, 2, 3], [0, 0, 5])), ("b", 19, ([1, 2, 4, 6, 7], [0, 0, 0, 0, 8]))):
+            made = request(name, tokens[:length])
+            assert scheduler.lookup(made, 0) == {"a": 0, "b": 10}[name]
+            scheduler.admit(made, ([], []), 0)
+            assert scheduler.finish(made, blocks)
+            plan = scheduler.plan(None)
+            (save,) = plan.saves
+            assert (save.name.depth, save.ended) == (length - 1, name)
+            worker.save(plan)
+            # its blocks are vLLM's again within the step
+            assert worker.finish()[0] == {name}
+            assert drive(worker, StepPlan(), len(plan.saves))[0] == set()
+        # the second continues the first, whose last block it has whole
+        assert (save.name.parent_depth, save.blocks) == (10, Blocks({1: 8}, {0: [4, 6, 7]}))
+        before = {name: cache.clone() for name, cache in layers.items()}
+        for cache in layers.values():
+            cache.fill_(99)
+        scheduler, again = TierScheduler(tier), request("c", tokens)
+        assert scheduler.lookup(again, 4) == 14
+        scheduler.admit(again, ([11, 2, 9, 10, 3], [0, 0, 0, 0, 6]), 14)
+        ended, failed, _ = drive(worker, scheduler.plan(None))
+    finally:
+        worker.close()
+    assert (ended, failed) == ({"c"}, set())
+    state, attention = layers.values()
+    size = sum(prod(shape) * 4 for shape in STATE_SPEC.shapes)
+    assert torch.equal(state[6, ..., :size], before["model.layers.0.linear_attn"][8, ..., :size])
+    assert torch.equal(attention[[2, 9, 10, 3]], before["model.layers.1.self_attn"][[2, 4, 6, 7]])
+    assert bool((attention[[11, 1]] == 99).all()), "blocks that vLLM had itself were written"
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "kept"),
+    [
+        ({}, {}, True),
+        ({"status": SimpleNamespace(name="FINISHED_ABORTED")}, {}, False),
+        ({}, {"ends": False}, False),
+        # a step that was scheduled ahead went beyond the tokens that are known
+        ({"num_computed_tokens": 12}, {}, False),
+        ({"num_computed_tokens": 3}, {}, False),
+    ],
+)
+def test_ends_that_are_not_kept_hold_no_blocks(changes: dict[str, Any], settings: dict[str, Any], kept: bool) -> None:
+    scheduler, made = TierScheduler(setup(**settings)), request("a", list(range(11)), **changes)
+    scheduler.lookup(made, 0)
+    scheduler.admit(made, ([], []), 0)
+    assert scheduler.finish(made, ([1, 2, 3], [0, 0, 5])) == kept
+    assert len(scheduler.plan(None).saves) == kept
+
+
+def test_keys_are_those_of_the_tokens_in_whatever_order_they_are_asked_for() -> None:
+    tokens = list(range(50))
+    prefixes = Prefixes(b"space", tokens, 8)
+    for depth in (17, 3, 40, 16, 3, 0, 50):
+        assert prefixes.key(depth) == chain_of(b"space", tokens[:depth]).key()
+
+
+def test_what_vllm_has_within_a_block_may_be_deeper() -> None:
+    scheduler, tokens = TierScheduler(setup()), list(range(40))
+    keep(scheduler, "a", tokens[:9], 8)
+    again = request("b", tokens)
+    assert scheduler.lookup(again, 0) == 8
+    scheduler.admit(again, ([], []), 0)
+    assert (scheduler.counters["hit"], scheduler.counters["miss_not_needed"]) == (0, 1)
+    assert scheduler.plan(None).loads == []

@@ -65,7 +65,7 @@ def test_qwen_is_vllms_own_layer(interval: int) -> None:
                 assert torch.equal(conv, conv_wanted), row
                 assert (temporal - wanted).norm() < 5e-3 * wanted.norm(), row
     decoded = sum(row.scheduled == 1 for rows in STEPS for row in rows)
-    counts = deferred.layer.group_cursor.counts
+    counts = deferred.layer.builder.group_cursor.counts
     assert counts[0] == decoded
     assert decoded // interval <= counts[1] <= decoded / interval + 8
     assert stock.layer.page is None
@@ -101,6 +101,35 @@ def test_decode_is_the_recurrence_as_defined(family: str, interval: int, monkeyp
                 assert torch.equal(run.layer.kv_cache[0][page], states[number][0].float())
                 wanted = states[number][1]
                 assert (run.layer._base[page] - wanted).norm() < 1e-4 * wanted.norm(), row
+
+
+@pytest.mark.parametrize("interval", [2, 8, 16])
+@pytest.mark.parametrize("family", ["qwen", "kimi"])
+def test_a_state_comes_and_goes_at_any_depth(family: str, interval: int) -> None:
+    run, noise = _run(family, interval), torch.Generator().manual_seed(interval)
+    rows, states = [Row(BLOCK + 3, 1), Row(2 * BLOCK + 13, 1, 1)], []
+    for row in rows:
+        # as the tier brings it: two states, and poison behind them where a log would be
+        page = row.block(row.computed, BLOCK)
+        for tensor in run.layer.kv_cache:
+            tensor[page] = torch.randn(tensor[page].shape, generator=noise)
+        run.layer.arrive(page, row.computed)
+        states.append((run.layer.kv_cache[0][page].double(), run.layer._base[page].double()))
+    for _ in range(9):
+        given = {name: torch.randn(2, size, generator=noise) for name, size in _sizes(run.layer).items()}
+        with run.step(rows), torch.no_grad():
+            _decode(run.layer, given)
+        for number in range(2):
+            mine = {name: x[number].double() for name, x in given.items()}
+            _, states[number] = _defined(run.layer, mine, *states[number])
+        rows = [Row(row.end, 1, row.sequence) for row in rows]
+    for row, (conv, wanted) in zip(rows, states, strict=True):
+        page = row.block(row.computed, BLOCK)
+        run.layer.settle(page, row.computed)
+        assert torch.equal(run.layer.kv_cache[0][page], conv.float())
+        assert (run.layer._base[page] - wanted).norm() < 1e-4 * wanted.norm(), row
+    # 9 tokens do not end at a fold for both, so a log was folded
+    assert run.layer.builder.group_cursor.counts[1] < 18
 
 
 def _tiny(interval: int | None) -> LayerRun:

@@ -17,11 +17,16 @@ from holdover.integrations.vllm.decode.setup import interval_of
 from holdover.ops.deferred.family import GDN
 
 
+def parallel(**changes: Any) -> Any:
+    sizes = {"world_size": 1, "tensor_parallel_size": 1, "decode_context_parallel_size": 1, "nnodes": 1}
+    return SimpleNamespace(**sizes | {"use_ubatching": False} | changes)
+
+
 def config(**changes: Any) -> Any:
     fields = {
         "additional_config": {"holdover": {"host_budget": 1}},
         "kv_transfer_config": SimpleNamespace(kv_load_failure_policy="recompute", kv_role="kv_both"),
-        "parallel_config": SimpleNamespace(world_size=1),
+        "parallel_config": parallel(),
         "speculative_config": None,
         "cache_config": SimpleNamespace(enable_prefix_caching=True),
         "model_config": SimpleNamespace(revision=None),
@@ -41,7 +46,12 @@ def config(**changes: Any) -> Any:
             {"kv_transfer_config": SimpleNamespace(kv_load_failure_policy="recompute", kv_role="kv_consumer")},
             "kv_consumer",
         ),
-        ({"parallel_config": SimpleNamespace(world_size=2)}, "2 workers"),
+        ({"parallel_config": parallel(world_size=2)}, "--tensor-parallel-size"),
+        (
+            {"parallel_config": parallel(world_size=2, tensor_parallel_size=2, decode_context_parallel_size=2)},
+            "context parallelism",
+        ),
+        ({"parallel_config": parallel(world_size=2, tensor_parallel_size=2, nnodes=2)}, "one machine"),
         ({"speculative_config": object()}, "speculative"),
         ({"cache_config": SimpleNamespace(enable_prefix_caching=False)}, "--enable-prefix-caching"),
         ({"model_config": SimpleNamespace(revision="main")}, "revision"),
@@ -103,19 +113,26 @@ def test_the_plugin_may_be_loaded_again() -> None:
     assert KVConnectorFactory.get_connector_class_by_name(plugin.CONNECTOR).__name__ == plugin.CONNECTOR
 
 
+def cached(**changes: Any) -> Any:
+    fields = {"mamba_cache_mode": "align", "use_replayssm": False, "prefix_match_unit": None}
+    return SimpleNamespace(**fields | changes)
+
+
 def decoding(**changes: Any) -> Any:
     fields = {
         "additional_config": {"holdover": {"decode": {"interval": 8}}},
         "kv_transfer_config": None,
-        "parallel_config": SimpleNamespace(world_size=1, use_ubatching=False),
+        "parallel_config": parallel(),
         "speculative_config": None,
-        "cache_config": SimpleNamespace(mamba_cache_mode="align", use_replayssm=False),
+        "cache_config": cached(),
     }
     return SimpleNamespace(**fields | changes)
 
 
 def test_deferred_decode_is_asked_for_or_not() -> None:
     assert interval_of(decoding()) == 8
+    assert interval_of(decoding(parallel_config=parallel(world_size=2, tensor_parallel_size=2))) == 8
+    assert interval_of(decoding(cache_config=cached(prefix_match_unit=32))) == 8
     # what is refused where it is asked for is nobody's business where it is not
     assert interval_of(decoding(additional_config={}, speculative_config=object())) is None
 
@@ -124,10 +141,11 @@ def test_deferred_decode_is_asked_for_or_not() -> None:
     ("changes", "message"),
     [
         ({"speculative_config": object()}, "drafts"),
-        ({"parallel_config": SimpleNamespace(world_size=2, use_ubatching=False)}, "2 workers"),
-        ({"parallel_config": SimpleNamespace(world_size=1, use_ubatching=True)}, "dual batch overlap"),
-        ({"cache_config": SimpleNamespace(mamba_cache_mode="all", use_replayssm=False)}, "--mamba-cache-mode align"),
-        ({"cache_config": SimpleNamespace(mamba_cache_mode="align", use_replayssm=True)}, "--use-replayssm"),
+        ({"parallel_config": parallel(world_size=2)}, "tensor parallelism alone"),
+        ({"parallel_config": parallel(use_ubatching=True)}, "dual batch overlap"),
+        ({"cache_config": cached(mamba_cache_mode="all")}, "--mamba-cache-mode align"),
+        ({"cache_config": cached(use_replayssm=True)}, "--use-replayssm"),
+        ({"cache_config": cached(prefix_match_unit=20)}, "--prefix-match-unit"),
         ({"additional_config": {"holdover": {"decode": {"interval": 1}}}}, "wanted 2 to 64"),
         ({"additional_config": {"holdover": {"host_budget": 1}}}, "set up and not put in"),
     ],

@@ -26,6 +26,7 @@ class TierConfig:
         spill_lag: entries that may be unwritten before a step waits for one.
         plan: retention plan; None keeps every unit.
         element: how a retained element is stored.
+        ends: whether the states at which requests end are kept, beside those at boundaries.
     """
 
     host_budget: int | None = None
@@ -34,6 +35,7 @@ class TierConfig:
     spill_lag: int = 4
     plan: Path | None = None
     element: Element = "full"
+    ends: bool = True
 
     @classmethod
     def parse(cls, additional_config: object) -> TierConfig:
@@ -118,6 +120,12 @@ def _path(name: str, value: Any) -> Path:
     return Path(value).expanduser()
 
 
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{SECTION}.{name} is {value!r}; wanted true or false")
+    return value
+
+
 def _element(name: str, value: Any) -> Element:
     for element in get_args(Element):
         if value == element:
@@ -132,4 +140,5 @@ _READ = {
     "spill_lag": _count,
     "plan": _path,
     "element": _element,
+    "ends": _flag,
 }

@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
 from holdover.integrations.vllm.connector.metadata import StepPlan, StepReport
 from holdover.integrations.vllm.connector.scheduler import TierScheduler
@@ -35,8 +36,9 @@ class HoldoverConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        setup = Setup.of(vllm_config, kv_cache_config)
         is_worker = role == KVConnectorRole.WORKER
+        setup = Setup.of(vllm_config, kv_cache_config, get_tensor_model_parallel_rank() if is_worker else 0)
+        self._layers = vllm_config.compilation_config.static_forward_context
         self._worker = TierWorker(setup) if is_worker else None
         self._scheduler = None if is_worker else TierScheduler(setup)
 
@@ -59,7 +61,8 @@ class HoldoverConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         """Worker: see `TierWorker.register`."""
-        self.worker.register(kv_caches)
+        logs = {name: self._layers[name] for name in kv_caches if getattr(self._layers[name], "page", None)}
+        self.worker.register(kv_caches, logs)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Worker: see `TierWorker.start`."""
@@ -77,8 +80,8 @@ class HoldoverConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Worker: see `TierWorker.finish`."""
-        ended, failed = self.worker.finish()
-        return KVConnectorTransferResults(finished_recving=ended, failed_recving=failed)
+        read, ended, failed = self.worker.finish()
+        return KVConnectorTransferResults(finished_sending=read, finished_recving=ended, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> StepReport | None:
         """Worker: see `TierWorker.report`."""
@@ -103,16 +106,11 @@ class HoldoverConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if isinstance(report, StepReport):
             self.scheduler.absorb(report)
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Scheduler: a request has ended; its blocks may be freed at once, since saving copies them."""
-        self.scheduler.forget(request.request_id)
-        return False, None
-
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Scheduler: the same, of a model with several KV cache groups."""
-        return self.request_finished(request, [])
+        """Scheduler: see `TierScheduler.finish`."""
+        return self.scheduler.finish(request, block_ids), None
 
     def has_pending_push_work(self) -> bool:
         """Scheduler: whether vLLM is to go on stepping until what was saved is written."""

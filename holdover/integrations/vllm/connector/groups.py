@@ -82,6 +82,11 @@ class CacheGroups:
         """Groups of attention layers."""
         return frozenset(layer.group for layer in self.attention)
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in all attention layers."""
+        return sum(layer.spec.page_size_bytes for layer in self.attention)
+
     def state_layout(self, model: StateLayout) -> StateLayout:
         """The model's state in the dtypes that vLLM keeps it in.
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
-from holdover.errors import IntegrityError
 from holdover.state import Lineage
 from holdover.store.spill import EntryName
 
@@ -17,7 +16,8 @@ class Blocks:
 
     Attributes:
         state: block of the recurrent state at its end, by KV cache group.
-        rows: blocks of the attention rows above the entry that it continues, in token order, by KV cache group.
+        rows: blocks of attention rows in token order, by KV cache group: from that of the first row that is meant to
+            that of the last, which may be filled in part.
     """
 
     state: dict[int, int]
@@ -26,17 +26,19 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Save:
-    """Keep the state that this step leaves at a block boundary.
+    """Keep a state.
 
     Attributes:
         name: where the entry will stand.
         lineage: how state and rows came to be.
         blocks: where they are when the step is done.
+        ended: the request whose end this is, and whose blocks vLLM holds back until they were read; else None.
     """
 
     name: EntryName
     lineage: Lineage
     blocks: Blocks
+    ended: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,14 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     loads: list[Load] = field(default_factory=list)
 
 
-@dataclass
-class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """What the worker did since its last report.
+@dataclass(frozen=True)
+class RankReport:
+    """What one worker did since its last report.
 
     Attributes:
         settled: entries that are written, refused or failed by now.
-        arrived: entries that host memory has now and had not before.
-        left: entries that host memory has no more.
+        arrived: entries that its host memory has now and had not before.
+        left: entries that its host memory has no more.
         unusable: entries that could not be loaded.
     """
 
@@ -80,9 +82,17 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     left: list[EntryName] = field(default_factory=list)
     unusable: list[EntryName] = field(default_factory=list)
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """Join the reports of several workers, of which there is one."""
-        raise IntegrityError("two workers reported, and shards of a state are not supported")
-
     def __bool__(self) -> bool:
         return bool(self.settled or self.arrived or self.left or self.unusable)
+
+
+@dataclass(frozen=True)
+class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What the workers did, by rank; a rank to which nothing happened is not there."""
+
+    ranks: dict[int, RankReport]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
+        """Join the reports of several ranks on one step."""
+        assert isinstance(other, StepReport)
+        return StepReport(self.ranks | other.ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,8 +48,9 @@ class DeferredBuilder(GDNAttentionMetadataBuilder):  # type: ignore[misc]
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._layers = [vllm_config.compilation_config.static_forward_context[name] for name in layer_names]
         self._slots = torch.zeros(vllm_config.scheduler_config.max_num_seqs, dtype=torch.int64, device=device)
-        self._cursor: GroupCursor | None = None
         log = self._layers[0].page.log
+        for layer in self._layers:
+            layer.builder = self
         logger.info_once(
             "holdover: deferred decode, a fold every %d tokens; of the %d bytes of a page %d are the log's",
             *(log.merge_interval, kv_cache_spec.page_size_bytes, log.slot_bytes),
@@ -60,7 +62,7 @@ class DeferredBuilder(GDNAttentionMetadataBuilder):  # type: ignore[misc]
         metadata = super().build(common_prefix_len, common, *args, **kwargs)
         if metadata.num_spec_decodes:
             raise ConfigError("deferred decode does not verify drafts")
-        pages, cursor = metadata.non_spec_state_indices_tensor, self._group_cursor()
+        pages, cursor = metadata.non_spec_state_indices_tensor, self.group_cursor
         # a captured graph has a row for every padded request, and their pages are the sink
         staged = self.use_full_cuda_graph and not metadata.num_prefills
         rows = len(pages) if staged else metadata.num_decodes
@@ -78,13 +80,11 @@ class DeferredBuilder(GDNAttentionMetadataBuilder):  # type: ignore[misc]
             **base, slots=slots, cursor=cursor.cursor, prefills=prefills, prefill_slots=prefill_slots
         )
 
-    def _group_cursor(self) -> GroupCursor:
-        if self._cursor is None:
-            pages, interval = self._layers[0].kv_cache[1], self._layers[0].page.log.merge_interval
-            self._cursor = GroupCursor(len(pages), interval, self.kv_cache_spec.block_size, pages.device)
-            for layer in self._layers:
-                layer.group_cursor = self._cursor
-        return self._cursor
+    @cached_property
+    def group_cursor(self) -> GroupCursor:
+        """Where the logs of the group's pages stand; to be asked for once they are bound."""
+        pages, interval = self._layers[0].kv_cache[1], self._layers[0].page.log.merge_interval
+        return GroupCursor(len(pages), interval, self.kv_cache_spec.block_size, pages.device)
 
 
 class DeferredBackend(GDNAttentionBackend):  # type: ignore[misc]

@@ -2,8 +2,9 @@
 
 A step folds where the depth after it is a multiple of the merge interval or of vLLM's block size, so a page is
 canonical at every block boundary. A page's log begins at its *depth*: that of its last fold, or of the prefill that
-filled it. What vLLM copies, caches or loads ends at a block boundary, so a page that a sequence comes to from elsewhere
-has an empty log whatever this table says of it, and nothing of the table is copied, cached or stored with a page.
+filled it. What vLLM copies or caches ends at a multiple of one of the two, so a page that a sequence comes to from
+elsewhere has an empty log whatever this table says of it, and nothing of the table is copied, cached or stored with a
+page. Whoever writes a state of another depth into a page says so (`begin`).
 """
 
 from __future__ import annotations
@@ -56,6 +57,17 @@ class GroupCursor:
         first, last = (x // self._block_size for x in (positions, depths - 1))
         self.cursor.length[slots] = torch.where(first == last, positions - self._began(slots, positions), 0)
         self._depth[slots] = depths
+
+    def begin(self, slots: Tensor, depths: Tensor) -> None:
+        """Note that pages ``slots [n]`` int64 hold whole states of ``depths [n]``, int32, and no log."""
+        self._depth[slots] = depths
+
+    def settle(self, slots: Tensor, depths: Tensor) -> None:
+        """Set the cursor for folding pages ``slots [n]`` whose sequences have ``depths [n]`` tokens.
+
+        Their limit says nothing. The table stays as it is: every layer of the group is folded so.
+        """
+        self.cursor.length[slots] = depths - self._began(slots, depths)
 
     def _began(self, slots: Tensor, positions: Tensor) -> Tensor:
         """Depth at which each page's log begins, at most its sequence's."""

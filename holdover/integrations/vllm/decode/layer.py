@@ -14,7 +14,7 @@ from vllm.model_executor.layers.mamba.gdn.base import GatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_update
 
-from holdover.integrations.vllm.decode.backend import DeferredBackend, DeferredMetadata
+from holdover.integrations.vllm.decode.backend import DeferredBackend, DeferredBuilder, DeferredMetadata
 from holdover.integrations.vllm.decode.cursor import GroupCursor
 from holdover.integrations.vllm.decode.pages import PageLayout
 from holdover.integrations.vllm.decode.setup import interval_of
@@ -32,12 +32,12 @@ class DeferredLayer(GatedDeltaNetAttention):  # type: ignore[misc]
     Attributes:
         family: the recurrence.
         page: what a page holds; None if the layer is as vLLM has it.
-        group_cursor: of the layer's KV cache group, once a step ran.
+        builder: of its KV cache group, which has the cursor; None before vLLM made it.
     """
 
     family: Family
     page: PageLayout | None = None
-    group_cursor: GroupCursor | None = None
+    builder: DeferredBuilder | None = None
 
     def __init__(self, config: Any, vllm_config: Any, prefix: str = "", **kwargs: Any) -> None:
         interval = interval_of(vllm_config)
@@ -106,6 +106,25 @@ class DeferredLayer(GatedDeltaNetAttention):  # type: ignore[misc]
         inputs = Inputs(q, k, v.unflatten(1, (layout.heads, layout.d_v)), log_decay, beta)
         out: Tensor = self._ops.step(self._base, self._log, metadata.cursor, metadata.slots[: len(x)], inputs)
         return out
+
+    def settle(self, page: int, depth: int) -> None:
+        """Fold what the log of a page holds whose sequence has ended at ``depth``."""
+        slots, depths = self._one(page, depth)
+        cursor = self._group_cursor()
+        cursor.settle(slots, depths)
+        self._ops.fold(self._base, self._log, cursor.cursor, slots)
+
+    def arrive(self, page: int, depth: int) -> None:
+        """Note that a page was given the whole state at ``depth``."""
+        self._group_cursor().begin(*self._one(page, depth))
+
+    def _group_cursor(self) -> GroupCursor:
+        assert self.builder is not None
+        return self.builder.group_cursor
+
+    def _one(self, page: int, depth: int) -> tuple[Tensor, Tensor]:
+        device = self._base.device
+        return torch.tensor([page], device=device), torch.tensor([depth], dtype=torch.int32, device=device)
 
     @contextmanager
     def prefilling(self, metadata: DeferredMetadata) -> Iterator[None]:

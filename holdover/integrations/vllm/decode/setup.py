@@ -31,6 +31,12 @@ def interval_of(vllm_config: Any) -> int | None:
     if config is None:
         return None
     _refuse(vllm_config)
+    unit = vllm_config.cache_config.prefix_match_unit
+    if unit is not None and unit % config.interval:
+        raise ConfigError(
+            f"a prefix may end at any multiple of {unit} tokens, where a log of interval {config.interval} is not "
+            "empty: set --prefix-match-unit to a multiple of the interval"
+        )
     return config.interval
 
 
@@ -43,8 +49,10 @@ def _refuse(vllm_config: Any) -> None:
         logger.warning_once("holdover: vLLM %s was never tried; 0.32 was", vllm.__version__)
     if vllm_config.speculative_config is not None:
         raise ConfigError("deferred decode does not verify drafts: leave out speculative decoding, or decode")
-    if parallel.world_size != 1:
-        raise ConfigError(f"{parallel.world_size} workers share a model; deferred decode supports one")
+    if parallel.world_size != parallel.tensor_parallel_size:
+        raise ConfigError(
+            "of the ways to share a model among workers deferred decode supports tensor parallelism alone"
+        )
     if parallel.use_ubatching:
         raise ConfigError("deferred decode does not split a batch: leave out dual batch overlap")
     if cache.mamba_cache_mode not in ("align", "none"):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from holdover.state import SlotPool
 
 
@@ -34,7 +36,12 @@ def state_errors(pool: SlotPool, slot: int, true: int) -> StateErrors:
     pool.settle([slot, true])
     layers = {}
     for layer in pool.layout.layers:
-        state, wanted = (pool.temporal(layer.index)[s].double() for s in (slot, true))
-        distance, norm = float((state - wanted).norm()), float(wanted.norm())
-        layers[layer.index] = distance / norm if norm else (distance and float("inf"))
+        state, wanted = (pool.temporal(layer.index)[s] for s in (slot, true))
+        layers[layer.index] = relative_error(state, wanted)
     return StateErrors(layers)
+
+
+def relative_error(got: Tensor, wanted: Tensor) -> float:
+    """``|got - wanted| / |wanted|`` of two tensors of one shape; of a wanted zero, 0 or infinite."""
+    distance, norm = float((got.double() - wanted.double()).norm()), float(wanted.double().norm())
+    return distance / norm if norm else (distance and float("inf"))

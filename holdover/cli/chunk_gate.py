@@ -68,7 +68,7 @@ def calibrate(
     If no way meets the budget, nothing is written, and a server prefills such prompts in full.
     """
     selectors, initialisers = names(selector, "--selector"), names(initialiser, "--initialiser")
-    windows, shares = names(window, "--window"), _shares(ratios)
+    windows, shares = names(window, "--window"), measuring.shares(ratios, "--ratios")
     if not budget >= 0:
         raise ConfigError(f"--budget is {budget:g}; wanted nats, at least 0")
     for share in shares:
@@ -107,13 +107,6 @@ def calibrate(
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
     app.command("calibrate")(calibrate)
-
-
-def _shares(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--ratios is {text!r}; wanted numbers from 0 to 1 with commas") from None
 
 
 def _measure(loaded: Loaded, text: str, cut: Cut, choices: Sequence[Choice]) -> Measured:

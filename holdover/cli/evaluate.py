@@ -1,4 +1,4 @@
-"""``holdover eval``: tasks of the LM evaluation harness on a model and its cache, and the papers' protocol."""
+"""``holdover eval``: tasks of the LM evaluation harness on a model and its cache, and the papers' protocols."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from holdover.cli import loading, measuring, warm_replay
+from holdover.cli import combinations, composed, deferred, loading, measuring, warm_replay
+from holdover.cli import preset as presets
 from holdover.cli.errors import Debug
-from holdover.cli.warm_replay import measured_by
 from holdover.errors import ConfigError
 from holdover.report.tables import Table
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdover.engine.engine import Engine
     from holdover.evaluation.harness.run import Row as HarnessRow
 
-ProtocolName = Literal["harness", "warm-replay"]
+ProtocolName = Literal["harness", "warm-replay", "composed", "deferred", "combinations"]
 
 _HARNESS = ("task", "length", "metric", "filter", "value", "stderr", "n")
 _PREFIX, _FOLLOWING = 512, 64
@@ -29,6 +29,7 @@ _PREFIX, _FOLLOWING = 512, 64
 
 def evaluate(
     model: loading.Model,
+    preset: presets.Preset = None,
     tasks: Annotated[str, typer.Option(help="Tasks of lm-eval, with commas.")] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Documents of each task, or problems; all if unset.")] = None,
     lengths: Annotated[
@@ -40,15 +41,18 @@ def evaluate(
     refresh: loading.Refresh = None,
     element: loading.ElementOption = None,
     protocol: Annotated[
-        ProtocolName, typer.Option(help="harness: tasks, once; warm-replay: problems, replayed in every arm.")
+        ProtocolName,
+        typer.Option(
+            help="harness: tasks, once; warm-replay: problems, replayed in every arm; composed: questions over chunks, "
+            "from every initial state; deferred: decode from a log beside dense decode; combinations: checkpoints, "
+            "logs and drafts together, over many restores."
+        ),
     ] = "harness",
-    problems: Annotated[Path | None, typer.Option(help="warm-replay: problems, a JSON object a line.")] = None,
-    text: Annotated[Path | None, typer.Option(help="warm-replay: held-out text, whose continuations are scored.")] = (
-        None
-    ),
+    problems: Annotated[Path | None, typer.Option(help="Problems of a protocol, a JSON object a line.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Held-out text, which a protocol cuts into pieces.")] = None,
     prefix: Annotated[int, typer.Option(min=2, help="Cached tokens of each piece of --text.")] = _PREFIX,
     following: Annotated[int, typer.Option(min=1, help="Scored tokens behind them.")] = _FOLLOWING,
-    arms: Annotated[str, typer.Option(help="warm-replay: dense, nr, wr, int8, nr+int8, wr+int8, random.")] = (
+    arms: Annotated[str, typer.Option(help="Of dense, nr, wr, int8, nr+int8, wr+int8 and, in warm-replay, random.")] = (
         "dense,nr,wr,int8,nr+int8,random"
     ),
     w_max: measuring.Cutoffs = "16,64",
@@ -58,6 +62,21 @@ def evaluate(
     controlled: Annotated[
         bool, typer.Option("--controlled", help="Stop where a block breaks the residency conditions of App. C.2.")
     ] = False,
+    selectors: composed.Selectors = composed.SELECTORS,
+    initialisers: composed.Initialisers = composed.INITIALISERS,
+    ratios: composed.Ratios = composed.RATIOS,
+    seam_windows: composed.SeamWindows = composed.SEAM_WINDOWS,
+    conv_window: composed.ConvWindow = "stream",
+    prompts: composed.Prompts = composed.PROMPTS,
+    seed: composed.Seed = 0,
+    chunks: composed.Chunks = composed.CHUNKS,
+    tokens: composed.Tokens = composed.TOKENS,
+    steps: deferred.Steps = deferred.STEPS,
+    intervals: deferred.Intervals = deferred.INTERVALS,
+    logs: deferred.Logs = deferred.LOGS,
+    restores: combinations.Restores = combinations.RESTORES,
+    merge_interval: loading.MergeInterval = None,
+    compose: combinations.Compose = True,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the figures there, and finished work beside it.")
     ] = None,
@@ -71,9 +90,10 @@ def evaluate(
     """Evaluate a model whose states are cached as a plan says, or compare ways of caching them."""
     if resume and json_path is None:
         raise ConfigError("--resume goes on with what an earlier run left beside its --json: name that file")
+    presets.require_problems(preset, problems)
     journal = None if json_path is None else json_path.with_suffix(".answers.jsonl")
     if protocol == "harness":
-        names = [name.strip() for name in tasks.split(",") if name.strip()]
+        names = _names(tasks)
         if not names:
             raise ConfigError(
                 "give --tasks, such as niah_single_1, or --protocol warm-replay with --problems or --text"
@@ -82,10 +102,30 @@ def evaluate(
         caching = loading.Caching(plan=plan, refresh=refresh, element=element)
         with _engine(model, caching, dtype, device, threads, max_running) as engine:
             facts = _harness(engine, names, lengths, limit, chat, include, journal, resume)
+    elif protocol == "composed":
+        if text is not None:
+            raise ConfigError("the composed protocol asks questions: give --problems, or neither to have them drawn")
+        design = composed.design_of(selectors, initialisers, ratios, seam_windows, conv_window)
+        drawing = composed.Drawing(prompts, seed, chunks, tokens)
+        loaded = measuring.load_model(model, dtype, device, threads)
+        facts = composed.run(loaded, composed.problems_of(loaded, problems, limit, drawing), design, journal, resume)
+    elif protocol == "deferred":
+        _require_subject(protocol, problems, text)
+        sizes = measuring.numbers(intervals, "--intervals")
+        loaded = measuring.load_model(model, dtype, device, threads)
+        asked = warm_replay.problems_of(loaded, problems, text, prefix, following, limit)
+        facts = deferred.run(loaded, asked, sizes, _names(logs), steps, max_running, journal, resume)
+    elif protocol == "combinations":
+        _require_subject(protocol, problems, text)
+        cutoffs = measuring.numbers(w_max, "--wmax")
+        loaded = measuring.load_model(model, dtype, device, threads)
+        cut = combinations.Cut(prefix, following, restores, limit, compose)
+        subject = combinations.subject_of(loaded, problems, text, cut)
+        plans = combinations.plans_of(loaded, plan, cutoffs)
+        facts = combinations.run(loaded, subject, _names(arms), plans, merge_interval, journal, resume)
     else:
-        if (problems is None) == (text is None):
-            raise ConfigError("the warm-replay protocol needs either --problems or --text")
-        kinds = [kind.strip() for kind in arms.split(",") if kind.strip()]
+        _require_subject(protocol, problems, text)
+        kinds = _names(arms)
         cutoffs = measuring.numbers(w_max, "--wmax")
         loaded = measuring.load_model(model, dtype, device, threads)
         from holdover.evaluation.protocols.warm_replay import Schedule
@@ -100,6 +140,15 @@ def evaluate(
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
     app.command("eval")(evaluate)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _require_subject(protocol: str, problems: Path | None, text: Path | None) -> None:
+    if (problems is None) == (text is None):
+        raise ConfigError(f"the {protocol} protocol needs either --problems or --text")
 
 
 def _require_harness() -> None:
@@ -146,7 +195,9 @@ def _harness(
         sizes = [default_length(context)] if lengths is None else measuring.numbers(lengths, "--lengths")
         check_lengths(sizes, context)
     plan = options.plan.digest if options.plan is not None else None
-    identity = measured_by(engine.loaded, plan=plan, refresh=options.refresh, element=options.element, chat=chat)
+    identity = measuring.measured_by(
+        engine.loaded, plan=plan, refresh=options.refresh, element=options.element, chat=chat
+    )
     assert engine.loaded.files is not None
     found = Tasks(engine.loaded.files.path, include)
     rows: list[HarnessRow] = []

@@ -16,6 +16,7 @@ from holdover.cli import (
     generate,
     inspect,
     plan,
+    report,
     serve,
     simulate,
     trace,
@@ -55,6 +56,7 @@ plan.register(app)
 validate.register(app)
 calibrate.register(app)
 evaluate.register(app)
+report.register(app)
 cache.register(app)
 chunks.register(app)
 trace.register(app)

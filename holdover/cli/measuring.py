@@ -1,11 +1,11 @@
-"""What the commands that measure a model share: loading it, lists of numbers, bars and tables."""
+"""What the commands that measure a model share: loading and naming it, lists of numbers, bars and tables."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table as RichTable
 
+from holdover import __version__
 from holdover.cli import loading
 from holdover.errors import ConfigError
 from holdover.report.tables import Table
@@ -48,6 +49,13 @@ def load_model(model: str, dtype: str, device: str, threads: int | None) -> Load
         return load(model, dtype=dtype, device=device)
 
 
+def measured_by(loaded: Loaded, **more: Any) -> dict[str, Any]:
+    """What decides a model's answers, and the versions that gave them."""
+    import torch
+
+    return {"holdover": __version__, "torch": torch.__version__, "model": loaded.digest, **more}
+
+
 def numbers(text: str, option: str) -> list[int]:
     """Positive numbers separated by commas, each once, in their order.
 
@@ -58,6 +66,18 @@ def numbers(text: str, option: str) -> list[int]:
     if not all(part.isdecimal() and int(part) for part in parts):
         raise ConfigError(f"{option} is {text!r}; wanted positive numbers with commas, such as 16,64")
     return list(dict.fromkeys(map(int, parts)))
+
+
+def shares(text: str, option: str) -> list[float]:
+    """Numbers separated by commas, each once, in their order; whoever takes them says which are too large.
+
+    Raises:
+        ConfigError: the text is anything else.
+    """
+    try:
+        return list(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError:
+        raise ConfigError(f"{option} is {text!r}; wanted numbers from 0 to 1 with commas") from None
 
 
 def tracked(items: Iterable[T], total: int, what: str) -> Iterator[T]:

@@ -70,7 +70,7 @@ def validate(
         scores=_needles(loaded, examples) if needle else [],
     )
     if as_json:
-        typer.echo(json.dumps({"model": model} | findings.facts(), indent=2, allow_nan=False))
+        typer.echo(json.dumps({"model": model, "digest": loaded.digest} | findings.facts(), indent=2, allow_nan=False))
     else:
         for table in findings.tables():
             measuring.show(table)

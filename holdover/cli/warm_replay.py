@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from holdover import __version__
 from holdover.cli import measuring
 from holdover.report.tables import Table
 
 if TYPE_CHECKING:
+    from holdover.arch.layout import StateLayout
     from holdover.engine.hf.loader import Loaded
     from holdover.evaluation.journal import Journal
     from holdover.evaluation.protocols.arms import Arm
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from holdover.evaluation.protocols.warm_replay import Replay, Schedule
 
 _COLUMNS = ("task", "arm", "W_max", "mean", "95 % interval", "to the first", "95 % interval", "hit", "loaded", "n")
-
-
-def measured_by(loaded: Loaded, **more: Any) -> dict[str, Any]:
-    """What decides a model's answers, and the versions that gave them."""
-    import torch
-
-    return {"holdover": __version__, "torch": torch.__version__, "model": loaded.digest, **more}
 
 
 def arms_at(loaded: Loaded, kinds: Sequence[str], cutoffs: Sequence[int]) -> list[Arm]:
@@ -58,7 +51,7 @@ def problems_of(
     from holdover.evaluation.retention.prefixes import read_text
 
     if problems is not None:
-        return read_problems(problems, loaded.tokenizer, limit)
+        return read_problems(problems, loaded.tokenizer, limit, loaded.host.layout.max_context)
     assert text is not None
     return continuations(loaded.tokenizer.encode(read_text(text)), prefix=prefix, following=following, limit=limit)
 
@@ -78,26 +71,31 @@ def run(
     """
     from holdover.evaluation.journal import Journal
     from holdover.evaluation.protocols.problem import digest
+    from holdover.evaluation.protocols.results import head
     from holdover.evaluation.protocols.summary import controls, summarise
 
     # what is only checked afterwards does not change what was measured
     how = {name: value for name, value in asdict(schedule).items() if name != "controlled"}
-    identity = measured_by(loaded, problems=digest(problems), **how)
+    identity = measuring.measured_by(loaded, problems=digest(problems), **how)
     with Journal(journal_path, identity, resume=resume) as journal:
         results = {arm: _replays(loaded, arm, problems, schedule, journal) for arm in arms}
     rows = summarise(problems, results)
     masks = controls(arms, rows)
     measuring.show(_table(rows))
     for one in masks:
-        typer.echo(
-            f"{one.task or 'all'}, W_max {one.w_max}: random {one.mean:.4g} ± {one.deviation:.2g}, {one.masks} masks"
-        )
+        spread = f"{one.mean:.4g} ± {one.deviation:.2g}, {one.masks} masks"
+        typer.echo(f"{one.task or one.metric}, W_max {one.w_max}: random {spread}")
     return {
+        **head("warm-replay", loaded.host.device),
         **identity,
-        "arms": {arm.name: {"plan": arm.plan.digest if arm.plan is not None else None} for arm in arms},
+        "arms": {arm.name: _arm_facts(arm, loaded.host.layout.state) for arm in arms},
         "rows": [asdict(row) for row in rows],
         "random": [asdict(one) for one in masks],
     }
+
+
+def _arm_facts(arm: Arm, layout: StateLayout) -> dict[str, Any]:
+    return {"plan": arm.plan.digest if arm.plan is not None else None, "bytes": arm.nbytes(layout)}
 
 
 def _replays(

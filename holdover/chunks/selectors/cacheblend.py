@@ -16,7 +16,8 @@ class CacheBlend:
 
     On an attention-only model the layer is the second one: the first one's values depend on nothing but the token, and
     two layers of the whole context are cheap. In a hybrid, the layers below the first attention layer are recurrent
-    and mix tokens already, so that layer itself deviates; but the probe runs the whole context through all of them, in
+    and mix tokens already, so that layer itself deviates (where the first layer has both, as in Falcon-H1, it is the
+    second one again); but the probe runs the whole context through all of them, in
     order and from the empty state, which costs their share of a full prefill.
     """
 

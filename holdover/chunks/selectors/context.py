@@ -50,7 +50,7 @@ class SelectionContext:
     Attributes:
         assembly: where chunks, text and query stand.
         ratio: share of the chunks' tokens to recompute, 0 to 1.
-        deviation: what a ``context`` probe found at the first attention layer.
+        deviation: what a ``context`` probe found at the first attention layer with a layer below it.
         attention: what a ``query`` probe found, by attention layer.
     """
 

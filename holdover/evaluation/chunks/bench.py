@@ -27,6 +27,7 @@ from holdover.chunks import (
 )
 from holdover.chunks.initialiser import SeededRandom
 from holdover.chunks.selectors import Probe, SelectionContext, Selector
+from holdover.codec import Codec
 from holdover.engine.chunks.prefill import ChunkPrefill
 from holdover.engine.chunks.probe import context_deviation, query_attention
 from holdover.engine.chunks.repair import Site, repair_context
@@ -36,11 +37,10 @@ from holdover.engine.runner import Runner
 from holdover.engine.step import Span
 from holdover.errors import ConfigError
 from holdover.evaluation.chunks.case import Case
+from holdover.evaluation.chunks.view import MOST, Side, View
 from holdover.state import SlotPool
-from holdover.store import KVPool, SlotAllocator, StateTiers
+from holdover.store import KVPool, PackedPool, SlotAllocator, StateTiers, TierOptions
 
-# most tokens of one forward
-_MOST = 1024
 _NAMESPACE = b"evaluation"
 _SALT = "evaluation"
 # the true state, the composed one, and two to work with
@@ -66,12 +66,13 @@ class Workbench:
         host: the model.
         cases: what will be opened; they say how large the pools have to be.
         extras: what is kept of chunks.
+        codec: how their states are packed; None to keep them as they are.
 
     Raises:
         ConfigError: a case does not fit into the model's context, or the model's keys cannot be moved.
     """
 
-    def __init__(self, host: Host, cases: Sequence[Case], extras: ChunkOptions) -> None:
+    def __init__(self, host: Host, cases: Sequence[Case], extras: ChunkOptions, codec: Codec | None = None) -> None:
         longest = max(len(case) for case in cases)
         if longest > host.layout.max_context:
             raise ConfigError(f"{longest} tokens do not fit into the model's context of {host.layout.max_context}")
@@ -80,7 +81,7 @@ class Workbench:
         self._native = SlotAllocator(SlotPool(state, _SLOTS + max(map(len, lengths)), host.device))
         self._pool = self._native.pool
         self._kv = KVPool(host.layout.kv, rows + 2 * longest, host.device)
-        self._tiers = StateTiers(self._native)
+        self._tiers = _tiers(self._native, codec, max(map(len, lengths)))
         room = max(sum(Extras.bytes_for(state, extras, length) for length in case) for case in lengths)
         self._store = ChunkStore(self._tiers, self._kv, extras, max_rows=rows, max_extra_bytes=room)
         self._runner = Runner(host, self._pool, self._kv)
@@ -93,6 +94,12 @@ class Workbench:
     def counters(self) -> Counter[str]:
         """Of chunks that were built and evicted."""
         return self._store.counters
+
+    @property
+    def view(self) -> View:
+        """The case that was opened and what was composed of it, for those who compare more than logits."""
+        true, made = Side(self._true, self._true_rows), Side(self._composed, self._rows)
+        return View(self._runner, self._tiers, self._entries, self._assembly, true, made, self._scratch, self._work)
 
     def open(self, case: Case, number: int = 0) -> float:
         """Turn to a case: build its chunks, and compute its context in full.
@@ -117,7 +124,7 @@ class Workbench:
         self._pool.copy(self._true, self._work)
         return self._read(self._work, self._true_rows)
 
-    def choose(self, selector: str, ratio: float) -> tuple[int, ...]:
+    def choose(self, selector: str | Selector, ratio: float) -> tuple[int, ...]:
         """Positions that a selector chooses; one that reads the query does so from the last chunk's state."""
         composition = self._composition(selector, "last", ratio)
         return composition.selector.select(self._probe(composition))
@@ -171,7 +178,7 @@ class Workbench:
         if (found := self._store.find(_NAMESPACE, tokens)) is not None:
             return found
         prefill = ChunkPrefill(self._runner, self._store, _NAMESPACE, tokens)
-        while (entry := prefill.advance(_MOST)) is None:
+        while (entry := prefill.advance(MOST)) is None:
             pass
         return entry
 
@@ -179,8 +186,8 @@ class Workbench:
         """Compute the whole context as an ordinary prompt."""
         self._pool.reset(slot, _NAMESPACE)
         end = self._assembly.query.start
-        for start in range(0, end, _MOST):
-            stop = min(end, start + _MOST)
+        for start in range(0, end, MOST):
+            stop = min(end, start + MOST)
             self._runner.run([Span(slot, self._assembly.tokens[start:stop], start, rows[:stop])])
 
     def _probe(self, composition: Composition) -> SelectionContext:
@@ -193,11 +200,11 @@ class Workbench:
             return SelectionContext(assembly, ratio, deviation=deviation)
         self._repair(composition, assembly.repair(()), self._work)
         rows = self._rows[: len(assembly.tokens)]
-        attention = query_attention(self._runner, assembly, rows, self._work, _MOST)
+        attention = query_attention(self._runner, assembly, rows, self._work, MOST)
         return SelectionContext(assembly, ratio, attention=attention)
 
     def _repair(self, composition: Composition, repair: Repair, slot: int) -> None:
-        site = Site(self._runner, self._tiers, self._entries, self._rows, self._scratch, _MOST)
+        site = Site(self._runner, self._tiers, self._entries, self._rows, self._scratch, MOST)
         repair_context(site, composition, repair, slot, _NAMESPACE, _SALT)
 
     def _read(self, slot: int, rows: torch.Tensor) -> torch.Tensor:
@@ -214,6 +221,13 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def _tiers(native: SlotAllocator[SlotPool], codec: Codec | None, chunks: int) -> StateTiers:
+    if codec is None:
+        return StateTiers(native)
+    packed = SlotAllocator(PackedPool(codec, chunks, native.pool.device), "compressed")
+    return StateTiers(native, packed, options=TierOptions(dense_spill=False))
 
 
 def _ids(part: str | Iterable[int]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdover.chunks import Chunk
 from holdover.errors import ConfigError
@@ -31,6 +31,19 @@ class Case:
     def __len__(self) -> int:
         context = sum(len(part.tokens if isinstance(part, Chunk) else part) for part in self.parts)
         return context + len(self.query) + len(self.following)
+
+    def without_text(self) -> Case:
+        """The same tokens, those around chunks taken into the chunk behind them, or into the last one."""
+        chunks: list[tuple[int, ...]] = []
+        text: tuple[int, ...] = ()
+        for part in self.parts:
+            if isinstance(part, Chunk):
+                chunks.append((*text, *part.tokens))
+                text = ()
+            else:
+                text += part
+        chunks[-1] += text
+        return replace(self, parts=tuple(map(Chunk, chunks)))
 
 
 @dataclass(frozen=True)

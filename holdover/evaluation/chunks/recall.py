@@ -5,25 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
-from typing import Any, Protocol
 
-from holdover.chunks import Chunk
 from holdover.errors import ConfigError
 from holdover.evaluation.chunks.case import Case
+from holdover.evaluation.chunks.question import ChatTokenizer, Framing, Question
 
-# share no beginning and no end, so that what the template puts around a content does not depend on it
-_PROBES = ("x", "7.")
-
-
-class ChatTokenizer(Protocol):
-    """The parts of a tokenizer that prompts are made with."""
-
-    def encode_part(self, text: str) -> list[int]:
-        """Token ids of a part of a text."""
-
-    def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's next turn."""
+Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -71,59 +58,60 @@ def draw(
     Args:
         tokenizer: the model's tokenizer.
         end_tokens: what ends an answer.
-        prompts: how many; those of a smaller number come first in a larger one.
-        chunks: documents.
-        tokens: most tokens of each; it holds as many records as fit.
-        seed: the same seed gives the same prompts.
+        prompts: see `questions`.
+        chunks: likewise.
+        tokens: likewise.
+        seed: likewise.
 
     Returns:
         The prompts, and as what follows the right answer with an end token.
 
     Raises:
         RequestError: the model has no chat template.
-        ConfigError: no record fits into a chunk, there are not keys enough, or no token ends an answer.
+        ConfigError: see `questions`; or no token ends an answer.
     """
-    if not end_tokens:
-        raise ConfigError("this model has no end token, so it cannot be told where an answer ends")
-    frame, end = _frame(tokenizer), min(end_tokens)
-    return [
-        _prompt(tokenizer, random.Random(f"recall-{seed}-{number}"), frame, end, chunks, tokens)
-        for number in range(prompts)
-    ]
+    framing = Framing(tokenizer, end_tokens)
+    drawn = questions(tokenizer.encode_part, prompts, chunks=chunks, tokens=tokens, seed=seed)
+    return [framing.case(one, tokens) for one in drawn]
 
 
-def _prompt(
-    tokenizer: ChatTokenizer,
-    rng: random.Random,
-    frame: tuple[tuple[int, ...], tuple[int, ...]],
-    end: int,
-    chunks: int,
-    tokens: int,
-) -> Case:
+def questions(encode: Encode, prompts: int, *, chunks: int, tokens: int, seed: int = 0) -> list[Question]:
+    """The same before they are tokens.
+
+    Args:
+        encode: token ids of a part of a text.
+        prompts: how many; those of a smaller number come first in a larger one.
+        chunks: documents of each.
+        tokens: most tokens of each; it holds as many records as fit.
+        seed: the same seed gives the same questions.
+
+    Raises:
+        ConfigError: no record fits into a chunk, or there are not keys enough.
+    """
+    return [_question(encode, random.Random(f"recall-{seed}-{number}"), chunks, tokens) for number in range(prompts)]
+
+
+def _question(encode: Encode, rng: random.Random, chunks: int, tokens: int) -> Question:
     kind = rng.choice(KINDS)
     taken: dict[str, str] = {}
-    documents = [_document(tokenizer, rng, kind, tokens, taken) for _ in range(chunks)]
+    documents = [_document(encode, rng, kind, tokens, taken) for _ in range(chunks)]
     key = rng.choice(list(taken))
-    head, tail = frame
-    query = (*tokenizer.encode_part(kind.asks.format(k=key)), *tail)
-    return Case((head, *documents), query, (*tokenizer.encode_part(taken[key]), end))
+    return Question(tuple(documents), kind.asks.format(k=key), taken[key])
 
 
-def _document(tokenizer: ChatTokenizer, rng: random.Random, kind: Records, tokens: int, taken: dict[str, str]) -> Chunk:
-    """A chunk of records, which are added to ``taken``."""
-    ids: tuple[int, ...] = ()
+def _document(encode: Encode, rng: random.Random, kind: Records, tokens: int, taken: dict[str, str]) -> str:
+    """Records, which are added to ``taken``."""
     text = ""
     while True:
         key = _fresh(rng, kind, taken)
         value = kind.value(rng)
-        text += kind.states.format(k=key, v=value) + "\n"
-        longer = tuple(tokenizer.encode_part(text))
-        if len(longer) > tokens:
+        longer = text + kind.states.format(k=key, v=value) + "\n"
+        if len(encode(longer)) > tokens:
             break
-        ids, taken[key] = longer, value
-    if not ids:
+        text, taken[key] = longer, value
+    if not text:
         raise ConfigError(f"no record fits into a chunk of {tokens} tokens: raise --tokens")
-    return Chunk(ids)
+    return text
 
 
 def _fresh(rng: random.Random, kind: Records, taken: Mapping[str, str]) -> str:
@@ -131,15 +119,3 @@ def _fresh(rng: random.Random, kind: Records, taken: Mapping[str, str]) -> str:
         if (key := kind.key(rng)) not in taken:
             return key
     raise ConfigError("the chunks hold more records than there are keys: lower --chunks or --tokens")
-
-
-def _frame(tokenizer: ChatTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the chat template puts before the text of a question, and behind it."""
-    first, second = (tokenizer.render([{"role": "user", "content": probe}]) for probe in _PROBES)
-    head = _shared(first, second)
-    tail = _shared(first[::-1], second[::-1])
-    return tuple(first[:head]), tuple(first[len(first) - tail :])
-
-
-def _shared(first: Sequence[int], second: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

@@ -16,8 +16,8 @@ from holdover.engine.chunks.request import SEAMS, Window
 from holdover.engine.host import Host
 from holdover.evaluation.chunks.bench import Workbench
 from holdover.evaluation.chunks.case import Case
+from holdover.evaluation.retention.statistics import bootstrap_ratio
 
-_RESAMPLES = 2000
 # what needs no initialiser is said to have this one
 ALONE = "-"
 
@@ -72,7 +72,7 @@ def score(
     arms = {selector: [Answers(selector, initialiser) for initialiser in initialisers] for selector in selectors}
     for number, case in enumerate(cases):
         bench.open(case, number)
-        full.add(_is_right(bench.exact(), case, end_tokens), 1.0)
+        full.add(is_right(bench.exact(), case, end_tokens), 1.0)
         everything.add(*_ask(bench, case, bench.choose("all", 1.0), "last", window, end_tokens))
         for selector, answers in arms.items():
             positions = bench.choose(selector, ratio)
@@ -87,12 +87,8 @@ def percent_of_full(arm: Answers, full: Answers, seed: int = 0) -> tuple[float, 
     Prompts are resampled, each with both answers (a paired bootstrap); samples in which the full prefill answers
     nothing are left out.
     """
-    pairs = torch.tensor([arm.right, full.right], dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(pairs.shape[1], (_RESAMPLES, pairs.shape[1]), generator=generator)
-    found, wanted = pairs[:, drawn].sum(-1)
-    ratios = 100 * (found / wanted)[wanted > 0]
-    low, high = ratios.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    found, wanted = torch.tensor([arm.right, full.right], dtype=torch.float64)
+    low, high = bootstrap_ratio(100 * found, wanted, seed=seed)
     return 100 * sum(arm.right) / sum(full.right), low, high
 
 
@@ -106,9 +102,10 @@ def _ask(
 ) -> tuple[bool, float]:
     """Whether the answer over a composed context is right, and the share of the context that was run again."""
     repair = bench.compose(positions, initialiser, "stream" if initialiser == SEAMS else window)
-    return _is_right(bench.composed(), case, end_tokens), repair.ratio
+    return is_right(bench.composed(), case, end_tokens), repair.ratio
 
 
-def _is_right(logits: torch.Tensor, case: Case, end_tokens: frozenset[int]) -> bool:
+def is_right(logits: torch.Tensor, case: Case, end_tokens: frozenset[int]) -> bool:
+    """Whether greedy decoding gives what follows: logits ``[following, V]`` after the query and each token of it."""
     said = logits.argmax(-1).tolist()
     return tuple(said[:-1]) == case.following[:-1] and said[-1] in end_tokens

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from holdover.arch.layout import StateLayout
+from holdover.codec import Codec
 from holdover.engine.options import EngineOptions
 from holdover.errors import ConfigError
-from holdover.evaluation.residency import replayable
+from holdover.evaluation.residency import AllButLast, replayable
 from holdover.retention import Element, RefreshPolicy, RetentionPlan
 
 DENSE = "dense"
@@ -52,21 +54,28 @@ class Arm:
         """Where every one of its hits comes from."""
         return "native" if self.kind == DENSE else "compressed"
 
+    def nbytes(self, layout: StateLayout) -> int:
+        """Bytes of one of its checkpoints."""
+        return layout.checkpoint_bytes if self.kind == DENSE else Codec(layout, self.plan, element=self.element).nbytes
+
     def options(self, base: EngineOptions, checkpoints: int) -> EngineOptions:
-        """An engine's options with room for so many checkpoints, beside what runs, and none of another kind."""
+        """An engine's options with room for so many checkpoints, beside what runs, and none of another kind.
+
+        In every arm they are of whole prompts but their last token, and of nothing else.
+        """
         running = base.max_running + 1
         packed = self.kind != DENSE
-        return replayable(
-            replace(
-                base,
-                plan=self.plan,
-                refresh=self.refresh,
-                element=self.element,
-                # replays need a slot to work in
-                native_slots=running + (int(self.refresh == "suffix") if packed else checkpoints),
-                packed_slots=checkpoints if packed else None,
-            )
+        options = replace(
+            base,
+            plan=self.plan,
+            refresh=self.refresh,
+            element=self.element,
+            # replays need a slot to work in
+            native_slots=running + (int(self.refresh == "suffix") if packed else checkpoints),
+            packed_slots=checkpoints if packed else None,
         )
+        # where prompts branch, dense states would take the room of other prompts' checkpoints
+        return replace(replayable(options), policy=AllButLast())
 
 
 def arms_of(kinds: Sequence[str], plans: Mapping[int, RetentionPlan]) -> list[Arm]:
@@ -77,8 +86,10 @@ def arms_of(kinds: Sequence[str], plans: Mapping[int, RetentionPlan]) -> list[Ar
         plans: retention plans by W_max.
 
     Raises:
-        ConfigError: a kind is unknown, or needs a cutoff and there is none.
+        ConfigError: there is no kind, one is unknown, or one needs a cutoff and there is none.
     """
+    if not kinds:
+        raise ConfigError(f"there is no arm to run; choose among {', '.join(KINDS)}")
     found = []
     for kind in dict.fromkeys(kinds):
         if kind not in KINDS:

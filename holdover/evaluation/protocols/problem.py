@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from holdover.engine.request import Output
 from holdover.engine.sampling import SamplingParams
 from holdover.errors import ConfigError
+from holdover.evaluation import passages
 from holdover.evaluation.protocols.scores import SCORES
 from holdover.evaluation.retention.prefixes import read_text
 
 NLL = "nll"
+
+
+class Identified(Protocol):
+    """A problem of whatever kind."""
+
+    @property
+    def id(self) -> str:
+        """Unique among the problems of a run."""
+
+    def __len__(self) -> int:
+        """Tokens of its prompt and answer."""
+
+
+Asked = TypeVar("Asked", bound=Identified)
 
 
 class PromptEncoder(Protocol):
@@ -68,26 +83,53 @@ class Problem:
         return len(self.prompt) + max(self.max_tokens, len(self.following))
 
 
-def digest(problems: Sequence[Problem]) -> str:
-    """Identifies a set of problems."""
-    return hashlib.sha256("\n".join(map(repr, problems)).encode()).hexdigest()[:32]
+def digest(asked: Sequence[object]) -> str:
+    """Identifies problems of whatever kind, whose `repr` says all of them."""
+    return hashlib.sha256("\n".join(map(repr, asked)).encode()).hexdigest()[:32]
 
 
-def read_problems(path: Path, encoder: PromptEncoder, limit: int | None = None) -> list[Problem]:
+def read_problems(
+    path: Path, encoder: PromptEncoder, limit: int | None = None, context: int | None = None
+) -> list[Problem]:
     """Problems of a file of JSON lines: ``messages`` or ``prompt``, ``answers``; optional are ``id``, ``task``,
-    ``metric`` (``exact`` if unset) and ``max_tokens``.
+    ``metric`` (``exact`` if unset) and ``max_tokens``. See `read_rows` for sets that have names.
 
     Raises:
         ConfigError: the file cannot be read, or a line is no problem.
     """
-    found: list[Problem] = []
-    for number, line in enumerate(filter(str.strip, read_text(path).splitlines()), start=1):
+    return read_rows(path, lambda row, number: _problem(row, encoder, number), limit, context)
+
+
+def read_rows(
+    path: Path,
+    parse: Callable[[Mapping[str, Any], int], Asked],
+    limit: int | None = None,
+    context: int | None = None,
+) -> list[Asked]:
+    """Problems of a file of JSON lines, or of a set of questions about passages.
+
+    Args:
+        path: the file, or the set's name.
+        parse: makes a problem of a line's object and its number, from 1; what it raises says what is wrong.
+        limit: most problems; None for all.
+        context: most tokens of a problem of a set, where longer ones are left out; None for any.
+
+    Raises:
+        ConfigError: the file cannot be read, the set is not installed, a line is no problem, or two have one id.
+    """
+    found: list[Asked] = []
+    is_set = str(path) in passages.SETS and not path.exists()
+    # a JSON text may hold other ends of lines, which `splitlines` would cut it at
+    lines: Iterable[Any] = passages.rows(str(path)) if is_set else filter(str.strip, read_text(path).split("\n"))
+    for number, line in enumerate(lines, start=1):
         if limit is not None and len(found) == limit:
             break
         try:
-            found.append(_problem(json.loads(line), encoder, number))
+            one = parse(line if is_set else json.loads(line), number)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}, problem {number}: {type(error).__name__}: {error}") from error
+        if not is_set or context is None or len(one) <= context:
+            found.append(one)
     if len({problem.id for problem in found}) < len(found):
         raise ConfigError(f"{path} has an id twice")
     if not found:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 Score = Callable[[str, Sequence[str]], float]
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_BOX = re.compile(r"\\boxed\{")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -28,7 +29,13 @@ def token_f1(text: str, answers: Sequence[str]) -> float:
     return max(_f1(_words(text), _words(answer)) for answer in answers)
 
 
-SCORES: dict[str, Score] = {"exact": exact, "contains": contains, "f1": token_f1}
+def boxed(text: str, answers: Sequence[str]) -> float:
+    r"""1 if what stands in the last ``\boxed{}``, without blanks, is one of the answers (competition mathematics)."""
+    found = [inside for begin in _BOX.finditer(text) if (inside := _braced(text, begin.end())) is not None]
+    return float(bool(found) and _without_blanks(found[-1]) in map(_without_blanks, answers))
+
+
+SCORES: dict[str, Score] = {"exact": exact, "contains": contains, "f1": token_f1, "boxed": boxed}
 
 
 def _f1(found: list[str], wanted: list[str]) -> float:
@@ -40,3 +47,17 @@ def _f1(found: list[str], wanted: list[str]) -> float:
 
 def _words(text: str) -> list[str]:
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+
+
+def _braced(text: str, start: int) -> str | None:
+    """What stands up to the brace that closes the one before ``start``; None if nothing closes it."""
+    depth = 1
+    for end in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        if not depth:
+            return text[start:end]
+    return None
+
+
+def _without_blanks(text: str) -> str:
+    return "".join(text.split())

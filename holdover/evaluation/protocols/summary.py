@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-import torch
+from torch import Tensor
 
 from holdover.evaluation.protocols.arms import Arm
+from holdover.evaluation.protocols.estimate import mean_if, mean_of, vector
 from holdover.evaluation.protocols.problem import Problem
 from holdover.evaluation.protocols.warm_replay import Replay, loaded_share, pooled_hit
-from holdover.evaluation.retention.statistics import bootstrap_mean
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Control:
 
     Attributes:
         task: the task.
+        metric: what is scored.
         w_max: the cutoff.
         mean: mean of the masks' means.
         deviation: their sample standard deviation.
@@ -64,6 +65,7 @@ class Control:
     """
 
     task: str
+    metric: str
     w_max: int
     mean: float
     deviation: float
@@ -71,24 +73,23 @@ class Control:
 
 
 def summarise(problems: Sequence[Problem], results: Mapping[Arm, Sequence[Replay]]) -> list[Row]:
-    """A row for every task and arm; the first arm is the reference of the differences."""
-    return [
-        row
-        for task in dict.fromkeys(problem.task for problem in problems)
-        for row in _task([problem for problem in problems if problem.task == task], results)
-    ]
+    """A row for every task, metric and arm; the first arm is the reference of the differences."""
+    groups: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        groups.setdefault((problem.task, problem.metric), []).append(problem)
+    return [row for group in groups.values() for row in _task(group, results)]
 
 
 def controls(arms: Sequence[Arm], rows: Sequence[Row]) -> list[Control]:
-    """The five masks of each cutoff taken together."""
+    """The five masks of each cutoff taken together, task by task and metric by metric."""
     names = {_label(arm) for arm in arms if arm.seed is not None}
-    groups: dict[tuple[str, int], list[float]] = {}
+    groups: dict[tuple[str, str, int], list[float]] = {}
     for row in rows:
         if row.arm in names and row.w_max is not None:
-            groups.setdefault((row.task, row.w_max), []).append(row.mean)
+            groups.setdefault((row.task, row.metric, row.w_max), []).append(row.mean)
     return [
-        Control(task, w_max, mean(means), stdev(means) if len(means) > 1 else 0.0, len(means))
-        for (task, w_max), means in groups.items()
+        Control(*group, mean(means), stdev(means) if len(means) > 1 else 0.0, len(means))
+        for group, means in groups.items()
     ]
 
 
@@ -99,21 +100,20 @@ def _task(problems: Sequence[Problem], results: Mapping[Arm, Sequence[Replay]]) 
     reference = next(iter(values.values()))
     rows = []
     for number, (arm, scores) in enumerate(values.items()):
-        low, high = bootstrap_mean(scores)
-        paired = scores - reference
-        between = bootstrap_mean(paired) if number else (None, None)
+        average, low, high = mean_of(scores)
+        difference, difference_low, difference_high = mean_if(scores - reference if number else None)
         rows.append(
             Row(
                 task=problems[0].task,
                 metric=problems[0].metric,
                 arm=_label(arm),
                 w_max=arm.plan.w_max if arm.plan is not None else None,
-                mean=float(scores.mean()),
+                mean=average,
                 low=low,
                 high=high,
-                difference=float(paired.mean()) if number else None,
-                difference_low=between[0],
-                difference_high=between[1],
+                difference=difference,
+                difference_low=difference_low,
+                difference_high=difference_high,
                 hit=pooled_hit(mine[arm]),
                 loaded=loaded_share(mine[arm]),
                 count=len(problems),
@@ -123,11 +123,11 @@ def _task(problems: Sequence[Problem], results: Mapping[Arm, Sequence[Replay]]) 
     return rows
 
 
-def _by_instance(problems: Sequence[Problem], replays: Sequence[Replay]) -> torch.Tensor:
+def _by_instance(problems: Sequence[Problem], replays: Sequence[Replay]) -> Tensor:
     scores: dict[str, list[float]] = {problem.id: [] for problem in problems}
     for one in replays:
         scores[one.problem].append(one.score)
-    return torch.tensor([mean(found) for found in scores.values()], dtype=torch.float64)
+    return vector([mean(found) for found in scores.values()])
 
 
 def _label(arm: Arm) -> str:

@@ -56,6 +56,20 @@ def bootstrap_mean(values: Tensor, share: float = 0.95, seed: int = 0) -> tuple[
     """Percentile interval of the mean of ``values [n]``, which are resampled as a whole."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(len(values), (_RESAMPLES, len(values)), generator=generator)
-    means = values.double()[drawn].mean(1)
-    low, high = means.quantile(torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=torch.float64)).tolist()
+    return _middle(values.double()[drawn].mean(1), share)
+
+
+def bootstrap_ratio(values: Tensor, reference: Tensor, share: float = 0.95, seed: int = 0) -> tuple[float, float]:
+    """Percentile interval of ``sum(values) / sum(reference)``, both ``[n]``, the pairs resampled together.
+
+    Samples whose reference adds up to 0 are left out; one that does not must exist.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(len(values), (_RESAMPLES, len(values)), generator=generator)
+    above, below = (x.double()[drawn].sum(1) for x in (values, reference))
+    return _middle((above / below)[below != 0], share)
+
+
+def _middle(samples: Tensor, share: float) -> tuple[float, float]:
+    low, high = samples.quantile(torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=torch.float64)).tolist()
     return low, high

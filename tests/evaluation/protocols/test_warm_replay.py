@@ -80,6 +80,21 @@ def test_every_arm_resumes_every_prompt_from_its_own_tier(
     assert control.mean == pytest.approx(sum(row.mean for row in rows[5:]) / 5)
 
 
+@pytest.mark.parametrize("kind", ["dense", "nr"])
+def test_prompts_that_share_beginnings_have_the_same_room_in_every_arm(
+    kind: str, loaded: Loaded, plan: RetentionPlan, problems: list[Problem]
+) -> None:
+    # every prompt but the first branches off the one before it, at a depth of its own
+    stem = problems[0].prompt
+    prompts = [(*stem[: 20 - 2 * i], *(token + i for token in stem[20 - 2 * i :])) for i in range(8)]
+    asked = [Problem(str(i), prompt, "nll", following=stem[:4]) for i, prompt in enumerate(prompts)]
+    schedule = Schedule(replays=2, block=4, concurrency=1)
+    (arm,) = arms_of([kind], {4: plan})
+    found = list(run_arm(loaded, arm, asked, schedule, EngineOptions(), Journal(None, {})))
+    assert [(block.evicted, len(block.replays)) for block in found] == [(0, 8), (0, 8)]
+    assert {(one.cached, one.new) for block in found for one in block.replays} == {(19, 1)}
+
+
 def test_dense_replays_score_what_an_uncached_model_does(loaded: Loaded, problems: list[Problem]) -> None:
     found = blocks(loaded, Arm("dense"), problems)
     with Engine(loaded, EngineOptions(max_running=1)) as engine:
@@ -133,6 +148,8 @@ def test_problems_too_long_and_arms_without_a_cutoff_are_refused(loaded: Loaded,
         arms_of(["nr"], {})
     with pytest.raises(ConfigError, match="no arm 'best'"):
         arms_of(["best"], {})
+    with pytest.raises(ConfigError, match="no arm to run"):
+        arms_of([], {})
 
 
 def test_differences_are_paired_and_replays_averaged_first() -> None:
@@ -149,6 +166,15 @@ def test_differences_are_paired_and_replays_averaged_first() -> None:
     assert (first.hit, second.hit) == (0.75, 0.25)
 
 
+def test_metrics_are_not_averaged_with_each_other(plan: RetentionPlan) -> None:
+    problems = [Problem(str(i), (1, 2), metric, ("x",)) for i, metric in enumerate(("exact", "f1", "exact"))]
+    replays = [Replay(str(i), score, 1, 1) for i, score in enumerate((1.0, 0.25, 0.0))]
+    arm = Arm("random", plan, seed=1234)
+    rows = summarise(problems, {arm: replays})
+    assert [(row.metric, row.mean, row.count) for row in rows] == [("exact", 0.5, 2), ("f1", 0.25, 1)]
+    assert [(one.metric, one.mean) for one in controls([arm], rows)] == [("exact", 0.5), ("f1", 0.25)]
+
+
 def test_problems_of_a_file(loaded: Loaded, tmp_path: Path) -> None:
     path = tmp_path / "problems.jsonl"
     rows = [
@@ -162,6 +188,9 @@ def test_problems_of_a_file(loaded: Loaded, tmp_path: Path) -> None:
     assert (second.id, second.metric, second.max_tokens) == ("2", "f1", 3)
     assert digest([first]) != digest([second])
     assert len(read_problems(path, loaded.tokenizer, limit=1)) == 1
+    # within a text, other ends of lines than the file's are letters like others
+    path.write_text(json.dumps(rows[1] | {"id": "a\u2028b\x85c"}, ensure_ascii=False) + "\n\n", encoding="utf-8")
+    assert [one.id for one in read_problems(path, loaded.tokenizer)] == ["a\u2028b\x85c"]
     for bad, message in (
         ('{"prompt": "a b"}', "KeyError: 'answers'"),
         ('{"prompt": "a b", "answers": "x"}', "no list of texts"),

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from holdover.evaluation.retention.points import kl_divergence, layer_errors, percentile
-from holdover.evaluation.retention.statistics import Quartiles, bootstrap_mean, quartiles, ranks, spearman
+from holdover.evaluation.retention.statistics import (
+    Quartiles,
+    bootstrap_mean,
+    bootstrap_ratio,
+    quartiles,
+    ranks,
+    spearman,
+)
 
 
 def test_ranks_share_their_mean_among_equals() -> None:
@@ -47,6 +54,17 @@ def test_bootstrap_interval_holds_the_mean_and_narrows_with_more_values() -> Non
     assert high - low == pytest.approx(2 * 1.96 * float(values.std()) / 20, rel=0.15)
     few_low, few_high = bootstrap_mean(values[:50])
     assert few_high - few_low > high - low
+
+
+def test_bootstrap_ratio_resamples_pairs_and_leaves_out_what_has_no_reference() -> None:
+    reference = torch.tensor([1.0, 0.0, 3.0, 5.0])
+    # where every pair has one ratio, nothing is left to chance
+    assert bootstrap_ratio(reference / 4, reference) == (0.25, 0.25)
+    low, high = bootstrap_ratio(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.tensor([1.0, 1.0, 1.0, 1.0]))
+    assert low == 0 < 0.25 < high < 1
+    # of two values, every fourth sample has none that counts
+    low, high = bootstrap_ratio(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0]))
+    assert (low, high) == (0.5, 0.5)
 
 
 @pytest.mark.parametrize(("share", "want"), [(0.95, 19.0), (0.96, 20.0), (0.05, 1.0), (1.0, 20.0), (0.0, 1.0)])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from benchmarks.turns import Exchange
 from holdover import Engine, SamplingParams
+from holdover.engine.request import Output
+from holdover.evaluation.traces.exchanges import Exchange
 
 MIB = 1 << 20
 
@@ -56,7 +57,14 @@ class Answered:
     hit: int
 
 
-class Arm(Protocol):
+class Answering(Protocol):
+    """What serves conversations."""
+
+    def answer(self, exchange: Exchange, conversation: str) -> Answered:
+        """Serve one exchange of a conversation, with the recorded reply forced token by token."""
+
+
+class Arm(Answering, Protocol):
     """An engine with its settings."""
 
     def first_token(self, prompt: Sequence[int]) -> Timed:
@@ -64,9 +72,6 @@ class Arm(Protocol):
 
     def decode(self, prompts: Sequence[Sequence[int]], steps: int) -> Timed:
         """Generate one token and ``steps`` more for every prompt, all in one batch."""
-
-    def answer(self, exchange: Exchange, conversation: str) -> Answered:
-        """Serve one exchange of a conversation, with the recorded reply forced token by token."""
 
 
 class HoldoverArm:
@@ -106,12 +111,21 @@ class HoldoverArm:
                 core.abort(sequence.request.id)
 
     def answer(self, exchange: Exchange, conversation: str) -> Answered:
-        params = SamplingParams(max_tokens=len(exchange.reply), forced=exchange.reply, ignore_eos=True)
-        options = {"use_cache": self.use_cache, "salt": conversation, "boundaries": exchange.boundaries}
-        output = self.engine.generate([exchange.prompt], params, **options)[0]
-        assert output.token_ids == exchange.reply
-        assert output.timing.first_token is not None
-        return Answered(output.timing.first_token, output.timing.total, output.cache.state_depth)
+        def complete(prompt: Sequence[int], params: SamplingParams, **request: Any) -> Output:
+            return self.engine.generate([prompt], params, **request)[0]
+
+        return forced_answer(complete, exchange, conversation, use_cache=self.use_cache)
+
+
+def forced_answer(
+    complete: Callable[..., Output], exchange: Exchange, conversation: str, *, use_cache: bool
+) -> Answered:
+    """Serve one exchange through ``complete(prompt, params, **request)``, the reply forced and the tenant its own."""
+    params = SamplingParams(max_tokens=len(exchange.reply), forced=exchange.reply, ignore_eos=True)
+    output = complete(exchange.prompt, params, use_cache=use_cache, salt=conversation, boundaries=exchange.boundaries)
+    assert output.token_ids == exchange.reply
+    assert output.timing.first_token is not None
+    return Answered(output.timing.first_token, output.timing.total, output.cache.state_depth)
 
 
 class TransformersArm:

@@ -1,6 +1,6 @@
 """Compare the embedded engine with plain Transformers on one machine, in one run, interleaved.
 
-    python benchmarks/embedded.py [--quick] [--trace FILE] [--model NAME]
+    python benchmarks/embedded.py [--quick] [--trace FILE] [--model NAME] [--port PORT]
 
 See README.md beside this file for what each cell measures.
 """
@@ -20,15 +20,16 @@ from pathlib import Path
 import torch
 
 from benchmarks import common
-from benchmarks.arms import Answered, Arm, HoldoverArm, Timed, TransformersArm, holdover_engine
+from benchmarks.arms import Answered, Answering, Arm, HoldoverArm, Timed, TransformersArm, holdover_engine
 from benchmarks.common import Aim, Row
 from benchmarks.stopwatch import Stopwatch, public_methods
-from benchmarks.turns import Exchange, long_conversations
+from benchmarks.turns import long_conversations
 from holdover import Engine
 from holdover.engine.core import EngineCore
 from holdover.engine.rows import RowTable
 from holdover.errors import HoldoverError
 from holdover.evaluation.traces import load_sharegpt
+from holdover.evaluation.traces.exchanges import Exchange
 from holdover.prefix import Hold, PrefixCache
 from holdover.state import SlotPool
 from holdover.store import KVPool, SlotAllocator, SlotLease
@@ -109,7 +110,7 @@ def decode(arms: dict[str, Arm], prompts: Prompts, scale: Scale) -> Iterator[Row
         yield from _compared(f"decode_batch_{size}", "tokens/s", rates, Aim(1.5, at_least=True) if size > 1 else None)
 
 
-def replay(arms: dict[str, Arm], conversations: Sequence[tuple[str, list[Exchange]]]) -> Iterator[Row]:
+def replay(arms: dict[str, Answering], conversations: Sequence[tuple[str, list[Exchange]]]) -> Iterator[Row]:
     """TTFT of later exchanges with about 2k tokens of history, and the time of whole conversations."""
     served: dict[str, list[list[Answered]]] = {name: [] for name in arms}
     with common.progress("replay of conversations", sum(len(found) for _, found in conversations)) as advance:
@@ -178,11 +179,11 @@ def memory(engine: Engine, model: str, threads: int) -> Iterator[Row]:
             yield {"engine": name, "metric": "memory_peak", "unit": "bytes", "value": peak}
 
 
-def run(model: str, trace: Path, scale: Scale, threads: int) -> list[Row]:
+def run(model: str, trace: Path, scale: Scale, threads: int, port: int | None) -> list[Row]:
     """All cells."""
     torch.set_num_threads(threads)
     engine = holdover_engine(model)
-    cached, fresh = HoldoverArm(engine, use_cache=True), HoldoverArm(engine, use_cache=False)
+    fresh = HoldoverArm(engine, use_cache=False)
     # an instance of its own: Holdover changes the one that it loads
     plain = TransformersArm(str(resolve(model).path))
     prompts = Prompts(engine.loaded.host.layout.vocab_size, engine.loaded.end_tokens)
@@ -191,11 +192,30 @@ def run(model: str, trace: Path, scale: Scale, threads: int) -> list[Row]:
     if not conversations:
         raise HoldoverError(f"{trace} has no conversation with {HISTORY.start} to {HISTORY.stop - 1} tokens of history")
     pair: dict[str, Arm] = {"holdover": fresh, "transformers": plain}
-    rows = [*prefill(pair, prompts, scale), *decode(pair, prompts, scale)]
-    rows += replay({"holdover": cached, "holdover-nocache": fresh, "transformers": plain}, conversations)
+    # from the beginning: a port that cannot be had is said at once
+    with cached_arm(engine, model, port) as cached:
+        rows = [*prefill(pair, prompts, scale), *decode(pair, prompts, scale)]
+        rows += replay({"holdover": cached, "holdover-nocache": fresh, "transformers": plain}, conversations)
     rows += bookkeeping(engine, prompts, scale, conversations[0][1])
     rows += memory(engine, model, threads)
     return rows
+
+
+@contextmanager
+def cached_arm(engine: Engine, model: str, port: int | None) -> Iterator[Answering]:
+    """The engine with its cache; at a port, another one that a server has too.
+
+    Raises:
+        HoldoverError: the port cannot be had.
+    """
+    if port is None:
+        yield HoldoverArm(engine, use_cache=True)
+        return
+    # not above: processes whose memory is measured import this file
+    from benchmarks.served import served
+
+    with served(holdover_engine(model), model, port) as arm:
+        yield arm
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -223,14 +243,16 @@ def main() -> int:
     parser = common.arguments("embedded", __doc__)
     parser.add_argument("--model", default="tiny-gdn", help="bundled model or directory (default: %(default)s)")
     parser.add_argument("--trace", type=Path, default=TRACE, help="ShareGPT JSON (default: %(default)s)")
+    parser.add_argument("--port", type=int, help="let `holdover cache` reach the replay's cache at this port")
     options = parser.parse_args()
     try:
-        rows = run(options.model, options.trace, QUICK if options.quick else Scale(), options.threads)
+        rows = run(options.model, options.trace, QUICK if options.quick else Scale(), options.threads, options.port)
     except HoldoverError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     show(rows)
-    common.write_results(options.out, rows, model=options.model, trace=options.trace.name, quick=options.quick)
+    about = {"model": options.model, "trace": options.trace.name, "quick": options.quick}
+    common.write_results(options.out, rows, **about, served=options.port is not None)
     return 0
 
 

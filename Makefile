@@ -21,7 +21,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 VLLM_STAMP := $(VLLM_VENV)/.vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help serve setup test test-browser test-eval test-transformers vllm test-vllm lint format bench clean distclean
+.PHONY: help serve setup test test-browser test-eval test-transformers vllm test-vllm test-vllm-full lint format bench report clean distclean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -36,8 +36,12 @@ test: $(DEV_STAMP) ## Run every test that needs no GPU; ARGS are arguments of py
 
 vllm: $(VLLM_STAMP) ## Install an environment with vLLM for CPUs
 
-test-vllm: $(VLLM_STAMP) ## Run the tests of the vLLM plug-in; ARGS are arguments of pytest
-	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/vllm $(ARGS)
+test-vllm: $(VLLM_STAMP) ## Run the tests of the vLLM plug-in, with five engines; ARGS are arguments of pytest
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/vllm -m "not full" $(ARGS)
+
+# every model, interval and arrangement; its last result is in benchmarks/results/vllm_tests.txt
+test-vllm-full: $(VLLM_STAMP) ## Run all of them, with thirteen engines, two of them of two ranks each
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/vllm -rA --tb=short --show-capture=no $(ARGS)
 
 # Debian has a browser as `chromium`; without one, `playwright install chromium` brings it
 test-browser: $(DEV_STAMP) ## Test the server's page in Chromium, which the system must have
@@ -73,6 +77,24 @@ format: $(DEV_STAMP) ## Rewrite the code in the project's format
 
 bench: $(DEV_STAMP) ## Run the benchmarks; ARGS choose among them
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# QUICK=1: under 40 minutes on two cores, instead of hours. An interrupted run goes on where it stopped
+REPORT_SIZE := $(if $(QUICK),quick,full)
+REPORT := build/report/$(REPORT_SIZE)
+# ten short problems of each of three tasks, or two hundred of any length
+PROBLEMS_quick := --prompts 14 --lengths 256,512
+PROBLEMS_full := --prompts 200
+MODELS := $(patsubst %/config.json,%,$(wildcard assets/models/*/config.json))
+
+report: $(DEV_STAMP) $(MODELS:assets/models/%=$(REPORT)/problems/%.jsonl) ## Measure the bundled models by the papers' protocols and write docs/report; QUICK=1 for less
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[report]'
+	$(BIN)/holdover report run $(MODELS) --size $(REPORT_SIZE) --out $(REPORT) --problems $(REPORT)/problems \
+		--text benchmarks/data/held_out.txt --jobs $(JOBS)
+	$(BIN)/holdover report build $(REPORT) --training training/results --benchmarks benchmarks/results
+
+$(REPORT)/problems/%.jsonl: assets/models/%/config.json | $(DEV_STAMP)
+	@mkdir -p $(@D)
+	$(BIN)/python -m training.problems $(<D) $@.part $(PROBLEMS_$(REPORT_SIZE)) && mv $@.part $@
 
 clean: ## Remove caches and build outputs
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -54,7 +54,8 @@ class Bytes:
     encode_part = encode
 
     def decode(self, ids: Sequence[int]) -> str:
-        return bytes(ids).decode("utf-8", "replace")
+        # larger vocabularies begin anew
+        return bytes(token % 256 for token in ids).decode("utf-8", "replace")
 
 
 @cache

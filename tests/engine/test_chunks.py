@@ -271,7 +271,7 @@ def test_every_selector(name: str, selector: str, initialiser: str) -> None:
     bench.assert_empty()
 
 
-@every_model
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_cacheblend_leaves_what_is_true_alone(name: str) -> None:
     bench, parts = ChunkBench(name), chunks_of(17, 16)
     bench.want(parts, selector="cacheblend", ratio=16 / 33, tokens=2)

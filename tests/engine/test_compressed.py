@@ -13,6 +13,7 @@ from holdover.prefix.policies import AnyOf, EndOfRequest, EveryN, Wanted
 from holdover.retention import RetentionPlan
 from holdover.state import SlotPool
 from holdover.store import KVPool
+from tests.arch.table import ARCHITECTURES
 from tests.codec.build import SHORT, plan_of, random_plan
 from tests.engine.harness import RTOL, Bench, assert_greedy, distributions, host_of, prompt_of, reference
 from tests.helpers import assert_close
@@ -106,6 +107,28 @@ def assert_lossy_hit(bench: Bench, output, depth: int, kind: str = "nr(1)") -> N
     assert report.checkpoint_bytes == codec.nbytes < bench.host.layout.state.checkpoint_bytes
     assert report.omitted == pytest.approx(1 - codec.plan.offsets[-1] / codec.plan.units)
     assert report.source is None
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("refresh", ["none", "suffix"])
+def test_every_architecture(name, refresh, tmp_path):
+    """Packed, written, dropped from memory and brought up again: a hit is its definition each time."""
+    bench, plan = bench_of(name, refresh=refresh, chunk=5, spill_dir=tmp_path), plan_for(name)
+    refreshed, kind = (WINDOW, "wr(1)") if refresh == "suffix" else (0, "nr(1)")
+    output, depth = second_turn(bench)
+    assert_lossy_hit(bench, output, depth, kind)
+    bench.core.settle()
+    bench.cache.flush()
+    again = bench.serve(output.prompt_token_ids, tokens=5)
+    assert (again.cache.state_depth, again.cache.source, again.cache.lineage) == (depth, "disk", kind)
+    wanted = by_hand(name, depth, output, plan, refreshed)
+    exact = reference(name, (*output.prompt_token_ids, *output.token_ids))[len(output.prompt_token_ids) - 1 : -1]
+    for one in (output, again):
+        assert_close("logprobs", distributions(one.logprobs), wanted, RTOL)
+        assert (distributions(one.logprobs) - exact).abs().max() > 10 * RTOL
+    bench.core.settle()
+    bench.assert_empty()
+    bench.core.close()
 
 
 # nothing omitted: bit for bit the dense run

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from holdover.arch.layout import StateLayout
+from holdover.arch.registry import layout_from_config
 from holdover.engine.build import build_core
 from holdover.engine.decode.plan import DecodePlan, plan_decode
 from holdover.engine.memory import StateNeeds, plan_memory
@@ -16,6 +17,7 @@ from holdover.engine.options import EngineOptions
 from holdover.errors import ConfigError
 from holdover.state import SlotPool
 from holdover.store import KVPool
+from tests.arch.fixtures import CONFIGS, published
 from tests.arch.table import ARCHITECTURES
 from tests.engine.harness import Bench, assert_greedy, host_of, prompt_of
 from tests.engine.test_memory import layout_of
@@ -146,3 +148,15 @@ def test_one_slot_with_a_log_serves_a_conversation() -> None:
     assert re.fullmatch("hit: resumed at 10 of 12 tokens", output.cache.reason)
     assert_greedy(bench.name, output)
     bench.assert_empty()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.json")))
+def test_published_models_may_defer_but_for_one(name: str) -> None:
+    state = layout_from_config(published(name)).state
+    if name != "olmo-hybrid-7b":
+        assert plan_decode(state, CPU, "deferred").merge_interval == 8
+        return
+    assert plan_decode(state, GPU, "auto") == DecodePlan()
+    for options in ({"mode": "deferred"}, {"mode": "auto", "drafts": 3}):
+        with pytest.raises(ConfigError, match="d_k is 96, want a power of two: choose --decode dense"):
+            plan_decode(state, CPU, **options)

@@ -19,7 +19,7 @@ EXTRAS = {
     "evaluation": ("eval", "bench"),
     "integrations": ("vllm",),
 }
-DISTRIBUTION = {"fla": "flash-linear-attention", "opentelemetry": "opentelemetry-sdk"}
+DISTRIBUTION = {"PIL": "pillow", "fla": "flash-linear-attention", "opentelemetry": "opentelemetry-sdk"}
 
 
 def declared(requirements: list[str]) -> set[str]:

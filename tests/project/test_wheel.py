@@ -100,6 +100,8 @@ def test_wheel_holds_the_package_and_the_models(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert {name: size for name, size in inside.items() if ".dist-info/" not in name} == wanted
+    # what is compiled where it is installed
+    assert {"recurrence.c", "lanes.h"} <= {Path(name).name for name in inside if "/ops/native/source/" in name}
     names = {Path(name).name for name in inside if name.startswith(f"holdover/assets/models/{BUNDLED}/")}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
     bundled = [size for name, size in inside.items() if name.startswith(f"holdover/assets/models/{BUNDLED}/")]

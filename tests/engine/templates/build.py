@@ -26,7 +26,7 @@ from tests.arch.table import ARCHITECTURES, _randomise
 from tests.engine.harness import budgets
 from tests.server.tiny import build_tokenizer
 
-CONTEXT = 2048
+CONTEXT, VOCAB = 2048, 384
 _THINK = ("<think>", "</think>")
 _KIMI = (
     *("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>"),
@@ -84,9 +84,10 @@ FORMS = {name: form for name, form in FORMS.items() if form.row in ARCHITECTURES
 
 
 @cache
-def _host(row: str, vocab_size: int) -> HostModel:
+def host_of(row: str) -> HostModel:
+    """A random model of a row; the same size for all tokenizers, so that forms of one family share it."""
     config = ARCHITECTURES[row]()
-    config.vocab_size, config.max_position_embeddings = vocab_size, CONTEXT
+    config.vocab_size, config.max_position_embeddings = VOCAB, CONTEXT
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -94,12 +95,15 @@ def _host(row: str, vocab_size: int) -> HostModel:
     return HostModel(model.eval(), layout_from_config(model.config.to_dict(), dtype="float32"))
 
 
+def tokenizer_of(form: Form, folder: Path) -> Tokenizer:
+    """The tokenizer of a form, kept in ``folder``."""
+    build_tokenizer(form.text, form.special).save_pretrained(folder)
+    return Tokenizer(folder)
+
+
 def build_engine(form: Form, folder: Path, policy: CheckpointPolicy = DEFAULT_POLICY) -> Engine:
     """An engine of a random model of the form's family; ``folder`` is for its tokenizer."""
-    build_tokenizer(form.text, form.special).save_pretrained(folder)
-    tokenizer = Tokenizer(folder)
-    # the same size for all, so that forms of one family share a model
-    host = _host(form.row, 384)
+    tokenizer, host = tokenizer_of(form, folder), host_of(form.row)
     loaded = Loaded(
         name=form.name,
         host=host,

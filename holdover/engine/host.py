@@ -49,3 +49,34 @@ class Host(Protocol):
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, step: Step, logits: int | None) -> torch.Tensor:
         """Run ``tokens [B, T]``; logits of the last ``logits`` positions, or of all for None."""
+
+
+class WrappedHost:
+    """A host that is another one but for what a subclass changes.
+
+    Args:
+        host: the other one.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.layout = host.layout
+
+    @property
+    def head(self) -> DraftHead | None:
+        """See `Host.head`."""
+        return self._host.head
+
+    @property
+    def rope_parameters(self) -> Mapping[str, Any] | None:
+        """See `Host.rope_parameters`."""
+        return self._host.rope_parameters
+
+    @property
+    def device(self) -> torch.device:
+        """See `Host.device`."""
+        return self._host.device
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, step: Step, logits: int | None) -> torch.Tensor:
+        """See `Host.forward`."""
+        return self._host.forward(tokens, positions, step, logits)

@@ -36,6 +36,16 @@ def invoke(*arguments: str, data: bytes | str | None = None, **env: str | None) 
     )
 
 
+def until_ready(running: subprocess.Popen[str]) -> list[str]:
+    """What a server that has just been started prints until it serves."""
+    lines = []
+    for line in running.stdout:
+        lines.append(line.rstrip("\n"))
+        if line.startswith("try "):
+            return lines
+    raise AssertionError(f"it ended: {lines} {'' if running.stderr is None else running.stderr.read()}")
+
+
 def error_line(stderr: str) -> str:
     """The error that a command ended with, which must be one line and no traceback."""
     assert "Traceback" not in stderr

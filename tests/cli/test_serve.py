@@ -13,7 +13,7 @@ import pytest
 
 from holdover.cli.serve import listen
 from holdover.errors import ConfigError
-from tests.cli.run import COMMAND, environment, error_line, invoke, process
+from tests.cli.run import COMMAND, environment, error_line, invoke, process, until_ready
 
 SMALL = ("--state-budget", "1MiB", "--kv-budget", "2MB", "--threads", "1")
 
@@ -25,14 +25,7 @@ def serving(*arguments: str, limits: tuple[str, ...] = SMALL) -> Iterator[tuple[
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=environment(), text=True, **pipes) as running:  # type: ignore[call-overload]
         try:
-            lines = []
-            for line in running.stdout:
-                lines.append(line.rstrip("\n"))
-                if line.startswith("try "):
-                    break
-            else:
-                raise AssertionError(f"it ended: {lines} {running.stderr.read()}")
-            yield running, lines
+            yield running, until_ready(running)
         finally:
             running.kill()
 

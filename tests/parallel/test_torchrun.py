@@ -20,7 +20,7 @@ from holdover.engine.parallel.shard import check_degree
 from holdover.errors import ConfigError
 from holdover.weights.bundled import DEFAULT_MODEL
 from holdover.weights.source import resolve
-from tests.cli.run import environment, error_line, invoke
+from tests.cli.run import environment, error_line, invoke, until_ready
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 SIZES = ["--state-budget", "16MiB", "--kv-budget", "4MiB", "--threads", "1"]
@@ -37,14 +37,7 @@ def serving() -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, env=env, text=True, **pipes) as running:  # type: ignore[call-overload]
         try:
-            lines = []
-            for line in running.stdout:
-                lines.append(line.rstrip("\n"))
-                if line.startswith("try "):
-                    break
-            else:
-                raise AssertionError(f"it ended: {lines}")
-            yield running, lines
+            yield running, until_ready(running)
         finally:
             running.terminate()
             running.wait()

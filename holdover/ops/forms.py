@@ -49,7 +49,9 @@ def sequence_form(op: Any, pool: torch.Tensor) -> Callable[..., torch.Tensor]:
 
 
 def dense_conv_form(pool: torch.Tensor) -> Any:
-    """`ops.native.convolution` where it works on a pool of histories, else `ops.conv.torch`: the same functions."""
+    """What works on a pool of histories: `ops.native.convolution`, `ops.conv.dense_triton` or `ops.conv.torch`."""
+    if has_triton(pool.device.type):
+        return import_module("holdover.ops.conv.dense_triton")
     return convolution if runs_native(pool) and pool.shape[1] < convolution.WIDEST else conv
 
 

@@ -24,6 +24,20 @@ def load_window(
 
 
 @jit
+def load_inputs(
+    history: tl.tensor, row_stride: tl.tensor, x: tl.tensor, x_token: tl.tensor, at: tl.tensor,
+    past: tl.constexpr, tokens: tl.tensor, channel: tl.tensor, channels: tl.tensor,
+) -> tl.tensor:  # fmt: skip
+    """Inputs ``[n, block]`` in x's dtype, at places counted from the history's oldest; 0 beyond the last token."""
+    inside = (channel < channels)[None, :]
+    old = (at < past)[:, None] & inside
+    new = ((at >= past) & (at < past + tokens))[:, None] & inside
+    known = tl.load(history + at[:, None] * row_stride + channel[None, :], mask=old, other=0.0)
+    given = tl.load(x + (at - past)[:, None] * x_token + channel[None, :], mask=new, other=0.0)
+    return tl.where(old, known.to(given.dtype), given)
+
+
+@jit
 def load_taps(
     weight: tl.tensor, weight_channel: tl.tensor, weight_tap: tl.tensor,
     width: tl.constexpr, row: tl.tensor, channel: tl.tensor, channels: tl.tensor,
@@ -42,6 +56,76 @@ def finish(y: tl.tensor, bias: tl.tensor, silu: tl.constexpr, channel: tl.tensor
     if silu:
         y = y / (1.0 + tl.exp(-y))
     return y
+
+
+@jit
+def sequence_kernel(
+    pool: tl.tensor,
+    slots: tl.tensor,
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    tokens: tl.tensor,
+    channels: tl.tensor,
+    slot_stride: tl.tensor,
+    row_stride: tl.tensor,
+    x_sequence: tl.tensor,
+    x_token: tl.tensor,
+    weight_channel: tl.tensor,
+    weight_tap: tl.tensor,
+    width: tl.constexpr,
+    silu: tl.constexpr,
+    rows: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """Program ``(rows, block, sequence)``: outputs of some tokens; the history is read and not written."""
+    past: tl.constexpr = width - 1
+    sequence = tl.program_id(2).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    channel = tl.program_id(1) * block + tl.arange(0, block)
+    inside = (channel < channels)[None, :]
+    pool += tl.load(slots + sequence).to(tl.int64) * slot_stride
+    y = tl.zeros([rows, block], tl.float32)
+    for tap in tl.static_range(width):
+        inputs = load_inputs(
+            pool, row_stride, x + sequence * x_sequence, x_token, token + tap, past, tokens, channel, channels
+        )
+        factor = tl.load(weight + channel * weight_channel + tap * weight_tap, mask=channel < channels, other=0.0)
+        y += inputs.to(tl.float32) * factor.to(tl.float32)[None, :]
+    y = finish(y, bias, silu, channel, channels)
+    cells = (sequence * tokens + token)[:, None] * channels + channel[None, :]
+    tl.store(out + cells, y, mask=(token < tokens)[:, None] & inside)
+
+
+@jit
+def keep_kernel(
+    pool: tl.tensor,
+    slots: tl.tensor,
+    x: tl.tensor,
+    tokens: tl.tensor,
+    channels: tl.tensor,
+    slot_stride: tl.tensor,
+    row_stride: tl.tensor,
+    x_sequence: tl.tensor,
+    x_token: tl.tensor,
+    width: tl.constexpr,
+    padded: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """Program ``(sequence, block)``: the history becomes the last W-1 inputs."""
+    past: tl.constexpr = width - 1
+    sequence = tl.program_id(0).to(tl.int64)
+    row = tl.arange(0, padded).to(tl.int64)
+    channel = tl.program_id(1) * block + tl.arange(0, block)
+    pool += tl.load(slots + sequence).to(tl.int64) * slot_stride
+    held = load_inputs(
+        pool, row_stride, x + sequence * x_sequence, x_token, tokens + row, past, tokens, channel, channels
+    )
+    # rows of the history move: all are read before one is written
+    tl.debug_barrier()
+    cells = pool + row[:, None] * row_stride + channel[None, :]
+    tl.store(cells, held, mask=(row < past)[:, None] & (channel < channels)[None, :])
 
 
 @jit

@@ -66,7 +66,7 @@ def assert_states_close(got: Tensor, ref: Tensor, rtol: float) -> None:
 
 @gpu
 @each_case
-@pytest.mark.parametrize("tokens", [1, 7, 63, 64, 65, 200])
+@pytest.mark.parametrize("tokens", [1, 7, fla.SHORT, fla.SHORT + 1, 63, 64, 65, 200])
 def test_resumed_sequences_equal_definition(case: Case, tokens: int) -> None:
     """From a state that is not zero, and resumed twice."""
     op, pool, slots = kernels(case), random_pool(case), SLOTS.cuda()

@@ -1,10 +1,10 @@
-"""Prefill through the chunk kernels of fla (flash-linear-attention), where it is installed and there is a CUDA GPU.
+"""Prefill through the kernels of fla (flash-linear-attention), where it is installed and there is a CUDA GPU.
 
 Importing fla needs a GPU, so the first call that its kernels serve imports it, and no call before that.
 
-The kernels multiply in the inputs' dtype and keep the state in fp32: a bf16 model loses what bf16 rounds away. Fp32
-inputs would be rounded to TF32, for a relative error of 1e-3, and fp16 cannot hold every state that is kept between
-chunks. Both stay with the family's own ``sequence``, and so does a single token.
+The chunked kernels multiply in the inputs' dtype and keep the state in fp32: a bf16 model loses what bf16 rounds away.
+Fp32 inputs would be rounded to TF32, for a relative error of 1e-3, and fp16 cannot hold every state that is kept
+between chunks. Both stay with the family's own ``sequence``, and so does a single token.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ OLDEST = (0, 6)
 
 # key channels that every kernel takes
 WIDEST = 256
+# up to so many tokens one kernel that goes token by token is launched, in place of the seven of the chunked form
+SHORT = 32
 
 
 @lru_cache
@@ -50,27 +52,28 @@ def _installed() -> bool:
 def _gdn(pool: Tensor, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
     if not _serves(q, q.shape[-1]):
         return gdn.sequence(pool, slots, q, k, v, log_decay, beta)
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 
-    return _delta(chunk_gated_delta_rule, pool, slots, q, k, v, log_decay, beta)
+    kernel = fused_recurrent_gated_delta_rule if _is_short(q) else chunk_gated_delta_rule
+    return _delta(kernel, pool, slots, q, k, v, log_decay, beta)
 
 
 def _kda(pool: Tensor, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
     if not _serves(q, q.shape[-1]):
         return kda.sequence(pool, slots, q, k, v, log_decay, beta)
-    from fla.ops.kda import chunk_kda
+    from fla.ops.kda import chunk_kda, fused_recurrent_kda
 
-    return _delta(chunk_kda, pool, slots, q, k, v, log_decay, beta)
+    return _delta(fused_recurrent_kda if _is_short(q) else chunk_kda, pool, slots, q, k, v, log_decay, beta)
 
 
 def _mamba2(pool: Tensor, slots: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
     if not _serves(x, b.shape[-1]):
         return mamba2.sequence(pool, slots, x, dt, a, b, c, d)
-    from fla.ops.simple_gla import chunk_simple_gla
+    from fla.ops.simple_gla import chunk_simple_gla, fused_recurrent_simple_gla
 
     repeats = x.shape[2] // b.shape[2]
     out = _advance(
-        chunk_simple_gla,
+        fused_recurrent_simple_gla if _is_short(x) else chunk_simple_gla,
         pool,
         slots,
         q=c.to(x.dtype).repeat_interleave(repeats, dim=2),
@@ -88,6 +91,10 @@ _FAMILIES: dict[str, Callable[..., Tensor]] = {"gdn": _gdn, "kda": _kda, "mamba2
 def _serves(x: Tensor, d_k: int) -> bool:
     """Whether the kernels take ``x [B, T, ...]`` and keep its precision."""
     return x.is_cuda and x.dtype == torch.bfloat16 and x.shape[1] > 1 and d_k <= WIDEST
+
+
+def _is_short(x: Tensor) -> bool:
+    return x.shape[1] <= SHORT
 
 
 def _delta(

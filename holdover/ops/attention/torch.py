@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
+
+from holdover.ops.forms import runs_native
+from holdover.ops.native.attention import attend_one
+
+from holdover.ops.forms import has_triton
 
 
 def paged_attention(
@@ -34,6 +40,8 @@ def paged_attention(
         ``[B, T, Hq, Dv]`` in q's dtype; a KV head serves ``Hq // Hkv`` consecutive query heads.
     """
     if q.shape[1] == 1 and window is None and positions is None:
+        if runs_native(q) and keys.dtype is values.dtype is torch.float32:
+            return attend_one(q, keys, values, rows, scale)
         return _attend_one(q, keys, values, rows, scale)
     out = torch.empty(*q.shape[:3], values.shape[-1], dtype=q.dtype, device=q.device)
     reach = None if window is None or positions is not None else q.shape[1] + window - 1
@@ -74,6 +82,11 @@ def _attend(
 ) -> Tensor:
     """One sequence: ``q [T, Hq, D]`` over ``k [L, Hkv, D]``, ``v [L, Hkv, Dv]``; returns ``[T, Hq, Dv]``."""
     tokens, d_v = len(q), v.shape[-1]
+    if positions is not None and window is None and has_triton(q.device.type):
+        chosen = import_module("holdover.ops.attention.chosen")
+        if q.dtype in chosen.DTYPES and max(q.shape[-1], d_v) <= chosen.WIDEST:
+            out: Tensor = chosen.attend_chosen(q, k.to(q.dtype), v.to(q.dtype), positions, scale)
+            return out
     width = max(q.shape[-1], d_v)  # the fast path wants equal widths; zeros change neither scores nor outputs
     q, k, v = (_widen(x.to(q.dtype), width).transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, H, T or L, D]
     length = k.shape[2]
@@ -89,10 +102,10 @@ def _attend(
     if q.is_cuda and (not is_causal or q.dtype == torch.float32):
         # the kernel that takes any mask, and fp32, wants as many KV heads as there are query heads
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    out = F.scaled_dot_product_attention(
+    mixed = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
-    return out[0].transpose(0, 1)[..., :d_v]
+    return mixed[0].transpose(0, 1)[..., :d_v]
 
 
 def _widen(x: Tensor, width: int) -> Tensor:

@@ -1,0 +1,62 @@
+"""Attention of chosen tokens on a GPU, without a mask that is as large as queries times keys."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+from torch import Tensor
+
+from holdover.ops.attention.kernels.chosen import chosen_kernel
+
+INTERPRETED = not isinstance(chosen_kernel, triton.JITFunction)
+# widest heads: a program holds queries, keys and values of a tile in shared memory
+WIDEST = 256
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def attend_chosen(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float) -> Tensor:
+    """Causal attention of some tokens of one sequence, wherever they stand. Accumulates in fp32.
+
+    Args:
+        q: ``[T, Hq, D]``; may be strided over all axes but the last, as the others.
+        keys: ``[L, Hkv, D]`` of the same dtype.
+        values: ``[L, Hkv, Dv]``, likewise.
+        positions: of the queries among the keys, int64 ``[T]``.
+        scale: factor on the scores.
+
+    Returns:
+        ``[T, Hq, Dv]`` in q's dtype.
+    """
+    (tokens, heads, width), (length, kv_heads, value_width) = q.shape, values.shape
+    q, keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, keys, values))
+    out = torch.empty(tokens, heads, value_width, dtype=q.dtype, device=q.device)
+    columns, value_columns = (max(16, triton.next_power_of_2(x)) for x in (width, value_width))
+    is_wide = max(columns, value_columns) > 128
+    rows = 16 if INTERPRETED else 128
+    chosen_kernel[triton.cdiv(tokens, rows), heads](
+        q,
+        keys,
+        values,
+        positions,
+        out,
+        scale * math.log2(math.e),
+        tokens,
+        length,
+        *q.stride()[:2],
+        *keys.stride()[:2],
+        *values.stride()[:2],
+        heads=heads,
+        group=heads // kv_heads,
+        width=width,
+        columns=columns,
+        value_width=value_width,
+        value_columns=value_columns,
+        rows=rows,
+        block=64,
+        stages=2 if is_wide else 3,
+        interpreted=INTERPRETED,
+        num_warps=8,
+    )
+    return out

@@ -50,7 +50,7 @@ def serve(
     kv_budget: loading.KVBudget = None,
     max_context: loading.MaxContext = None,
     max_running: loading.MaxRunning = 16,
-    chunk_size: loading.ChunkSize = 512,
+    chunk_size: loading.ChunkSize = None,
     decode: loading.Decode = "auto",
     merge_interval: loading.MergeInterval = None,
     speculate: loading.Speculate = "off",

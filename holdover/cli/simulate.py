@@ -39,7 +39,7 @@ def simulate(
     kv_budget: Annotated[str | None, typer.Option(help="Keys and values; as much as the whole trace if unset.")] = None,
     clients: Annotated[int, typer.Option(min=1, help="Conversations under way at a time.")] = 16,
     max_running: loading.MaxRunning = 16,
-    chunk_size: loading.ChunkSize = 512,
+    chunk_size: loading.ChunkSize = None,
     w_max: measuring.Cutoffs = "16,64,128,512",
     elements: Annotated[str, typer.Option("--element", help="full, bfloat16, int8, with commas.")] = "full,int8",
     refreshes: Annotated[str, typer.Option("--refresh", help="none, suffix, with commas.")] = "none,suffix",
@@ -61,6 +61,7 @@ def simulate(
     if trace is None:
         raise ConfigError("give a trace to simulate, or --measure MODEL to measure costs")
     from holdover.engine.memory import parse_bytes
+    from holdover.engine.options import CHUNK_SIZE
     from holdover.evaluation.simulate.costs import read_costs
     from holdover.evaluation.simulate.points import grid
     from holdover.evaluation.traces.trace import read_trace
@@ -83,7 +84,7 @@ def simulate(
         state_budget=parse_bytes(budget),
         kv_budget=None if kv_budget is None else parse_bytes(kv_budget),
         max_running=max_running,
-        chunk_size=chunk_size,
+        chunk_size=chunk_size or CHUNK_SIZE,
     )
     found = [simulation.run(point, clients) for point in measuring.tracked(points, len(points), "simulating")]
     best = min((one for one in found if one[1] is not None), key=lambda one: _ttft(one[1]), default=None)

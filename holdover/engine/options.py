@@ -16,6 +16,8 @@ from holdover.prefix.policies import DEFAULT_POLICY, CheckpointPolicy
 from holdover.retention import Element, RefreshPolicy, RetentionPlan
 
 _SPILL_BUDGET = 20 << 30
+# prefill forwards: what a GPU computes must outlast what the host takes to launch it
+CHUNK_SIZE, CHUNK_SIZE_ON_GPU = 512, 2048
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class EngineOptions:
         kv_budget: bytes for KV, live and cached; None likewise.
         max_context: longest sequence; None for the model's own limit.
         max_running: sequences that run together.
-        chunk_size: most tokens of one prefill forward while other requests wait for their next token.
+        chunk_size: most tokens of one prefill forward while other requests wait for their next token; None for 512 on
+            a CPU and 2,048 on a GPU.
         idle_chunk_size: the same while none does; None for four times as many.
         policy: when to take checkpoints.
         plan: retention plan that checkpoints are packed by; None with ``element="full"`` keeps them dense.
@@ -69,7 +72,7 @@ class EngineOptions:
     kv_budget: int | None = None
     max_context: int | None = None
     max_running: int = 16
-    chunk_size: int = 512
+    chunk_size: int | None = None
     idle_chunk_size: int | None = None
     policy: CheckpointPolicy = DEFAULT_POLICY
     plan: RetentionPlan | None = None

@@ -86,16 +86,23 @@ def prompts_of(context: int, count: int, vocabulary: int) -> list[Prompt]:
     return [Prompt((system, *(p for chunk in order for p in (chunk, separator))), query) for order in orders]
 
 
-def engine_for(loaded: Loaded, context: int, batch: int, *, host_budget: int | None = None) -> Engine:
+def engine_for(
+    loaded: Loaded, context: int, batch: int, *, transitions: bool = True, host_budget: int | None = None
+) -> Engine:
     """An engine with room for the chunks of one context and a batch of requests, that keeps nothing else.
 
-    Without a host tier chunks are kept with transitions; extras are not kept below.
+    Args:
+        loaded: the model.
+        context: tokens of a prompt and its first token.
+        batch: requests that run together.
+        transitions: whether chunks are kept with what ``exact`` needs; a host tier keeps none.
+        host_budget: bytes of the host tier, if there is one.
     """
     layout, chunks = loaded.host.layout, 1 + context // CHUNK
     rows = (batch + 2) * context
     slots = chunks + 2 * batch + 6
     settings = ChunkSettings(
-        rows=context, extra_bytes=32 << 30, extras=ChunkOptions(transitions=host_budget is None), tokens=CHUNK
+        rows=context, extra_bytes=32 << 30, extras=ChunkOptions(transitions=transitions), tokens=CHUNK
     )
     options = EngineOptions(
         dtype=loaded.dtype,

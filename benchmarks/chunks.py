@@ -121,7 +121,7 @@ def groups(loaded: Loaded, scale: Scale, context: int) -> Iterator[Callable[[], 
         label: str, arms: Callable[[Engine, list[Prompt]], list[Arm]], batch: int = 1, residence: str = "device"
     ) -> list[Row]:
         budget = host_bytes(loaded, context) if residence == "host" else None
-        engine = engine_for(loaded, context, batch, host_budget=budget)
+        engine = engine_for(loaded, context, batch, transitions=arms is pairs, host_budget=budget)
         prompts = prompts_of(context, batch, loaded.host.layout.vocab_size)
         build(engine, prompts[0])
         name = f"{context} {label}"

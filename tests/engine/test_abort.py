@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.arch.table import ARCHITECTURES
 from tests.engine.harness import TOY, Bench, assert_greedy, prompt_of
+from tests.engine.small import SMALL
 from tests.engine.toy import VOCAB
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_abort_after_steps(name: str, steps: int) -> None:
     """Waiting, in prefill (three chunks) and in decode."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -56,6 +57,9 @@ POINTS: list[tuple[Any, str]] = [
 # one in every stage
 STAGES = ("begin", "run", "finish", "hold", "enter", "relocate", "seed", "restore", "rejoin")
 INTERRUPTED = [point for point in POINTS if point[1] in STAGES]
+# those that take slots, rows or budget
+TAKING = (ChunkStore, PrefixCache, Residence, SlotAllocator, StateTiers, TreeRows)
+ROOM = [point for point in POINTS if point[0] in TAKING]
 PARTS = [prompt_of(2, seed=3), *chunks_of(9, 5), prompt_of(1, seed=4)]
 FOLLOWED = (*QUERY, *prompt_of(4, seed=8))
 
@@ -106,23 +110,30 @@ def run_with_a_fault(owner: Any, method: str, at: int, error: BaseException) -> 
     bench.assert_empty()
 
 
-def places(owner: Any, method: str) -> Iterator[int]:
-    """Every call of a point's, or some of them where it has many."""
-    calls: list[str] = []
-
-    def counting(function: Callable) -> Callable:
-        def counted(*args, **kwargs):
-            calls.append(method)
-            return function(*args, **kwargs)
-
-        return counted
-
-    bench = bench_with_requests()
+@cache
+def calls() -> Counter[tuple[Any, str]]:
+    """How often every point is called."""
+    bench, counts = bench_with_requests(), Counter[tuple[Any, str]]()
     with pytest.MonkeyPatch.context() as patch:
-        replace_with(owner, method, counting, patch)
+        for point in POINTS:
+
+            def counting(function: Callable, point: tuple[Any, str] = point) -> Callable:
+                def counted(*args, **kwargs):
+                    counts[point] += 1
+                    return function(*args, **kwargs)
+
+                return counted
+
+            replace_with(*point, counting, patch)
         bench.run()
-    assert calls, f"{method} is never called"
-    yield from range(0, len(calls), 1 + len(calls) // 8)
+    return counts
+
+
+def places(owner: Any, method: str, most: int) -> range:
+    """Every call of a point's, or some of them where it has many."""
+    count = calls()[owner, method]
+    assert count, f"{method} is never called"
+    return range(0, count, -(-count // most))
 
 
 def ids(value: object) -> str:
@@ -130,14 +141,20 @@ def ids(value: object) -> str:
 
 
 @pytest.mark.parametrize(("owner", "method"), POINTS, ids=ids)
-@pytest.mark.parametrize("kind", [RuntimeError, CapacityError])
-def test_a_fault_anywhere(owner: Any, method: str, kind: type[Exception]) -> None:
-    for at in places(owner, method):
-        run_with_a_fault(owner, method, at, kind("injected"))
+def test_a_fault_anywhere(owner: Any, method: str) -> None:
+    for at in places(owner, method, 6):
+        run_with_a_fault(owner, method, at, RuntimeError("injected"))
+
+
+@pytest.mark.parametrize(("owner", "method"), ROOM, ids=ids)
+def test_no_room_anywhere(owner: Any, method: str) -> None:
+    """What a request can wait for, or go without, is told apart from other faults."""
+    for at in places(owner, method, 6):
+        run_with_a_fault(owner, method, at, CapacityError("injected"))
 
 
 @pytest.mark.parametrize(("owner", "method"), INTERRUPTED, ids=ids)
 def test_an_interrupt_anywhere(owner: Any, method: str) -> None:
     """It comes through to whoever steps, and the engine goes on where it was, or ends what it hit."""
-    for at in places(owner, method):
+    for at in places(owner, method, 4):
         run_with_a_fault(owner, method, at, KeyboardInterrupt())

@@ -6,8 +6,11 @@ from holdover.prefix.policies import DEFAULT_POLICY, EveryN, PromptOnly
 from holdover.state import EXACT
 from tests.arch.table import ARCHITECTURES, VOCAB
 from tests.engine.harness import Bench, assert_greedy, prompt_of
+from tests.engine.small import SMALL
 
-pytestmark = pytest.mark.parametrize("name", ARCHITECTURES)
+every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
+# where a state is kept and found does not depend on what is in it
+every_family = pytest.mark.parametrize("name", SMALL)
 
 
 def assert_hit(bench: Bench, output, depth: int, kv_depth: int) -> None:
@@ -17,6 +20,7 @@ def assert_hit(bench: Bench, output, depth: int, kv_depth: int) -> None:
     assert (output.cache.tier, output.cache.lineage) == (("native", "exact") if depth else (None, None))
 
 
+@every_architecture
 def test_conversation(name: str) -> None:
     """Each turn extends the last one's text: only what is new is computed."""
     bench = Bench(name)
@@ -35,6 +39,7 @@ def test_conversation(name: str) -> None:
         known = len(prompt) - 1
 
 
+@every_family
 def test_same_prompt_again(name: str) -> None:
     bench = Bench(name, policy=DEFAULT_POLICY)
     prompt = prompt_of(70)
@@ -42,6 +47,7 @@ def test_same_prompt_again(name: str) -> None:
     assert_hit(bench, bench.serve(prompt), depth=64, kv_depth=70)
 
 
+@every_family
 def test_a_state_at_the_last_token_is_too_deep_for_the_same_prompt(name: str) -> None:
     """The next token's logits come from running the last one: 10 tokens resume at 8, not at 10."""
     bench = Bench(name)
@@ -52,6 +58,7 @@ def test_a_state_at_the_last_token_is_too_deep_for_the_same_prompt(name: str) ->
     assert_hit(bench, bench.serve(longer), depth=10, kv_depth=10)
 
 
+@every_family
 def test_branch_from_the_middle(name: str) -> None:
     """The second prompt that leaves a shared prefix keeps a state where it left; the third one resumes there."""
     bench = Bench(name, policy=DEFAULT_POLICY)
@@ -62,6 +69,7 @@ def test_branch_from_the_middle(name: str) -> None:
     assert_hit(bench, bench.serve(shared + ends[2]), depth=23, kv_depth=23)
 
 
+@every_family
 def test_every_n(name: str) -> None:
     bench = Bench(name, policy=EveryN(8))
     output = bench.serve(prompt_of(30), tokens=12)
@@ -72,6 +80,7 @@ def test_every_n(name: str) -> None:
         assert_hit(bench, bench.serve(other, tokens=2), depth=depth, kv_depth=depth)
 
 
+@every_family
 def test_end_of_the_prompt_only(name: str) -> None:
     bench = Bench(name, policy=PromptOnly())
     bench.serve(prompt_of(20))
@@ -81,6 +90,7 @@ def test_end_of_the_prompt_only(name: str) -> None:
 DEPTHS = (1, 2, 3, 5, 13, 29, 63, 64, 65)
 
 
+@every_architecture
 def test_wanted_depths(name: str) -> None:
     bench = Bench(name, slots=40)
     prompt = prompt_of(70)
@@ -93,6 +103,7 @@ def test_wanted_depths(name: str) -> None:
         assert_hit(bench, bench.serve(other, tokens=2), depth=depth, kv_depth=depth)
 
 
+@every_architecture
 def test_concurrent_requests_share_a_prefix(name: str) -> None:
     bench = Bench(name)
     prompt = prompt_of(30)
@@ -103,6 +114,7 @@ def test_concurrent_requests_share_a_prefix(name: str) -> None:
     assert [bench.outputs[one].cache.state_depth for one in ids] == [13, 13, 25, 25, 25]
 
 
+@every_family
 def test_salts_share_nothing(name: str) -> None:
     bench = Bench(name)
     prompt = prompt_of(20)
@@ -112,6 +124,7 @@ def test_salts_share_nothing(name: str) -> None:
     assert one.token_ids == bench.serve(prompt, request={"salt": "one"}).token_ids
 
 
+@every_family
 def test_without_the_cache(name: str) -> None:
     bench = Bench(name)
     prompt = prompt_of(20)
@@ -121,6 +134,7 @@ def test_without_the_cache(name: str) -> None:
     assert_hit(bench, bench.serve(prompt_of(21), request={"use_cache": False}), depth=0, kv_depth=0)
 
 
+@every_family
 def test_kv_without_its_state_is_no_hit(name: str) -> None:
     bench = Bench(name)
     output = bench.serve(prompt_of(20))

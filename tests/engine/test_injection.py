@@ -18,6 +18,7 @@ from holdover.state import Lineage, SlotPool
 from holdover.store import KVPool, SlotAllocator, StateTiers
 from tests.arch.table import ARCHITECTURES
 from tests.engine.harness import TOY, Bench, assert_greedy, failing, prompt_of
+from tests.engine.small import SMALL
 from tests.engine.toy import VOCAB, ToyHost
 
 POINTS = [
@@ -162,8 +163,9 @@ def skip_update(
 
 
 @pytest.mark.parametrize("skipped", [skip_recur, skip_convolve, skip_update])
-@pytest.mark.parametrize("name", [TOY, *ARCHITECTURES])
-@pytest.mark.parametrize("prompt", [1, 5])
+@pytest.mark.parametrize(
+    ("name", "prompt"), [*((name, 5) for name in (TOY, *ARCHITECTURES)), *((name, 1) for name in (TOY, *SMALL))]
+)
 def test_a_layer_that_does_not_write_fails_loudly(name: str, skipped: Callable, prompt: int) -> None:
     """One layer does not hand its part over; nothing of that request is kept."""
     bench = Bench(name)

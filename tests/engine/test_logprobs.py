@@ -5,6 +5,7 @@ import torch
 
 from tests.arch.table import ARCHITECTURES, VOCAB
 from tests.engine.harness import RTOL, TOY, Bench, assert_greedy, distributions, prompt_of, reference
+from tests.engine.small import SMALL
 from tests.helpers import assert_close
 
 LENGTH = 37
@@ -19,8 +20,7 @@ def assert_prompt(name: str, output) -> None:
         assert_close("prompt logprobs", distributions(rest), wanted, RTOL)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize("chunk", [7, 16, 64])
+@pytest.mark.parametrize(("name", "chunk"), [*((name, 7) for name in ARCHITECTURES), *((name, 64) for name in SMALL)])
 def test_prompt_logprobs_in_chunks(name: str, chunk: int) -> None:
     bench = Bench(name, chunk=chunk)
     output = bench.serve(prompt_of(LENGTH), tokens=3, prompt_logprobs=VOCAB, request={"checkpoint_at": (13,)})

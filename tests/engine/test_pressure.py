@@ -10,13 +10,15 @@ from holdover.state import SlotPool
 from holdover.store import LeaseState
 from tests.arch.table import ARCHITECTURES
 from tests.engine.harness import TOY, Bench, assert_greedy, host_of, prompt_of
+from tests.engine.small import SMALL
 from tests.engine.toy import VOCAB
 
 BUSY = AnyOf((EndOfRequest(), EveryN(4), Wanted()))
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize(("slots", "rows"), [(8, 45), (1, 40)])
+@pytest.mark.parametrize(
+    ("name", "slots", "rows"), [*((name, 8, 45) for name in ARCHITECTURES), *((name, 1, 40) for name in SMALL)]
+)
 def test_networks(name: str, slots: int, rows: int) -> None:
     bench = Bench(name, slots=slots, rows=rows, max_running=4, policy=BUSY)
     for i in range(6):

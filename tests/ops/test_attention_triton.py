@@ -129,13 +129,12 @@ def at_least(tokens: int) -> list[int]:
     return [length and length + tokens - 1 for length in LENGTHS]
 
 
-@pytest.mark.parametrize(("tokens", "tiling"), [(1, SMALL), (2, SMALL), (3, SMALL), (4, SMALL), (1, None), (4, None)])
+@pytest.mark.parametrize(("tokens", "tiling"), [(1, SMALL), (3, SMALL), (1, None), (4, None)])
 def test_equals_definition(tokens: int, tiling: Tiling | None) -> None:
     check(tokens, at_least(tokens), tiling=tiling)
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (3, 3), (12, 2), (24, 1)])
-@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize(("heads", "tokens"), [((1, 1), 3), ((3, 3), 1), ((12, 2), 1), ((24, 1), 1), ((12, 1), 3)])
 def test_groups_of_heads(heads: tuple[int, int], tokens: int) -> None:
     """One tile of queries is padded, several share keys."""
     check(tokens, [tokens, tokens + 20, 0], heads, tiling=replace(SMALL, rows=16 if tokens == 1 else 32))
@@ -150,16 +149,14 @@ def test_many_new_tokens() -> None:
     check(9, [9, 30, 0])
 
 
-@pytest.mark.parametrize("tokens", [1, 4])
-@pytest.mark.parametrize("window", [1, 2, 16, 17, 40, 1000])
+@pytest.mark.parametrize(("tokens", "window"), [(1, 1), (1, 17), (1, 1000), (4, 2), (4, 16), (4, 40)])
 def test_window(tokens: int, window: int) -> None:
     check(tokens, at_least(tokens)[-3:], window=window)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 5])
-@pytest.mark.parametrize("longest", [16, 48, 1024])
+@pytest.mark.parametrize(("parts", "longest"), [(1, 16), (2, 48), (5, 16), (5, 1024)])
 def test_any_number_of_parts(parts: int, longest: int) -> None:
-    check(2, [0, 17, 18, 100], tiling=replace(SMALL, parts=parts, longest=longest))
+    check(2, [0, 17, 18, 70], tiling=replace(SMALL, parts=parts, longest=longest))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -225,4 +225,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(deadline=None, max_examples=150, stateful_step_count=40)
+TestHistories.settings = settings(deadline=None, max_examples=80, stateful_step_count=40)

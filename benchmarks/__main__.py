@@ -15,6 +15,7 @@ NAMES = (
     "serve",
     "spill",
     "store",
+    "vllm_gpu",
     "vllm_host",
 )
 

@@ -1,4 +1,4 @@
-"""The replay's cached arm behind a port, so that its cache can be looked at and steered from outside while it runs."""
+"""An engine behind a port of this process: for a benchmark's clients, or to look at its cache while it runs."""
 
 from __future__ import annotations
 
@@ -37,20 +37,31 @@ class ServedArm:
 
 
 @contextmanager
-def served(engine: Engine, model: str, port: int) -> Iterator[Answering]:
-    """Serve ``engine`` at a port of this machine until the block ends, which closes it.
+def behind_port(engine: Engine, model: str, port: int = 0) -> Iterator[tuple[AsyncEngine, str]]:
+    """Serve ``engine`` as `holdover serve` does until the block ends, which closes it; yields it and its address.
 
     Raises:
         ConfigError: the port cannot be had.
     """
-    with listen("127.0.0.1", port) as listener, asyncio.Runner() as runner:
+    with listen("127.0.0.1", port) as listener:
         shared = AsyncEngine(engine)
         app = create_app(shared, model_name=model)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")
         thread.start()
         try:
-            yield ServedArm(shared, runner)
+            yield shared, f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextmanager
+def served(engine: Engine, model: str, port: int) -> Iterator[Answering]:
+    """The replay's cached arm behind a port, so that its cache can be looked at and steered while it runs.
+
+    Raises:
+        ConfigError: the port cannot be had.
+    """
+    with behind_port(engine, model, port) as (shared, _), asyncio.Runner() as runner:
+        yield ServedArm(shared, runner)

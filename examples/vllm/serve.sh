@@ -1,8 +1,7 @@
 #!/bin/sh
 # Serves the bundled model in vLLM on a CPU, with the checkpoint tier and deferred decode:
 #   examples/vllm/serve.sh
-# Entries lie in $SPILL and outlive the server: ask twice (of the first prompt after a start vLLM 0.32 keeps no boundary),
-# stop it, start it again, ask again, and look at hit_tokens in /metrics.
+# Entries lie in $SPILL and outlive the server: ask, stop it, start it again, ask again, and look at hit_tokens in /metrics.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -19,7 +18,7 @@ export VLLM_CPU_KVCACHE_SPACE="${VLLM_CPU_KVCACHE_SPACE:-1}" HF_HUB_OFFLINE=1 VL
 
 # a block has 384 tokens, so what is asked is longer than one
 cat <<EOF
-Once it listens, ask, twice after the first start:
+Once it listens, ask:
 
   curl -s http://127.0.0.1:$PORT/v1/completions -H 'Content-Type: application/json' -d "{\"model\": \"tiny-gdn\", \\
     \"max_tokens\": 32, \"temperature\": 0, \"prompt\": \"\$(head -c 6000 LICENSE | tr -dc 'a-zA-Z .,\n' | tr '\n' ' ')\"}"

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from holdover.integrations.vllm.decode.cursor import GroupCursor
+from holdover.ops.deferred.log import Cursor
+from tests.interpreter import require_triton
 
 
 class Walked:
@@ -61,6 +63,30 @@ def test_a_prefill_finds_what_is_pending_in_its_page(positions: int, depths: int
     cursor.decode(*tensors([3], [16]))
     cursor.prefill(*tensors([3], [positions], [depths]))
     assert cursor.cursor.length[3] == length
+
+
+@pytest.mark.parametrize(("interval", "block"), [(2, 16), (8, 48), (5, 16)])
+def test_the_kernel_agrees(interval: int, block: int) -> None:
+    require_triton()
+    from holdover.integrations.vllm.decode import cursor_kernel
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    plain = GroupCursor(400, interval, block, torch.device("cpu"))
+    depth, length, limit = torch.zeros(3, 400, dtype=torch.int32, device=device).unbind()
+    counts = torch.zeros(2, dtype=torch.int64, device=device)
+    noise = torch.Generator().manual_seed(interval)
+    # more rows than one program takes, some of them padding, and pages that were other sequences'
+    for _ in range(4):
+        slots = torch.randperm(399, generator=noise)[:150] + 1
+        slots[100:120] = 0
+        positions = torch.randint(0, 200, (150,), generator=noise, dtype=torch.int32)
+        plain.decode(slots, positions)
+        table = depth, Cursor(length, limit), counts
+        cursor_kernel.decode(*table, slots.to(device), positions.to(device), interval, block)
+        real = slots[slots != 0]
+        for ours, wanted in ((depth, plain._depth), (length, plain.cursor.length), (limit, plain.cursor.limit)):
+            assert torch.equal(ours.cpu()[real], wanted[real])
+        assert torch.equal(counts.cpu(), plain.counts)
 
 
 def tensors(slots: list[int], *others: list[int]) -> tuple[torch.Tensor, ...]:

@@ -155,10 +155,18 @@ def test_deferred_decode_refuses(changes: dict[str, Any], message: str) -> None:
         interval_of(decoding(**changes))
 
 
-def test_deferred_decode_refuses_an_old_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm.__version_tuple__", (0, 26, 0))
+@pytest.mark.parametrize("version", [(0, 25, 3), (0, 27, 0), (0, 31, 1)])
+def test_deferred_decode_refuses_an_old_vllm(version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.__version_tuple__", version)
     with pytest.raises(ConfigError, match="too old"):
         interval_of(decoding())
+
+
+def test_an_old_vllm_may_decode_but_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.__version_tuple__", (0, 26, 0))
+    assert interval_of(decoding()) == 8
+    with pytest.raises(ConfigError, match="--kv-transfer-config"):
+        interval_of(decoding(kv_transfer_config=object()))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +182,7 @@ def test_tensors_of_a_page_do_not_overlap_and_the_states_come_first() -> None:
     page = PageLayout.of(GDN, ((3, 96), (2, 16, 16)), (torch.bfloat16, torch.float32), torch.bfloat16, 4)
     size = 2 * 3 * 96 + 4 * 2 * 16 * 16 + page.log.slot_bytes
     pages = torch.zeros(3, size + 64, dtype=torch.int8)
-    states, log = page.bind(pages)
+    states, log = page.split(page.views(pages))
     assert page.log.key_heads == 2
     for tensor in (*states, log.keys, log.values, log.decays, log.scales):
         assert not tensor.any()

@@ -17,8 +17,8 @@ def register() -> None:
     ``--additional-config`` asks for one.
     """
     try:
-        KVConnectorFactory.get_connector_class_by_name(CONNECTOR)
+        KVConnectorFactory.register_connector(CONNECTOR, _MODULE, CONNECTOR)
     except ValueError:
         # vLLM calls a plugin more than once, and refuses a second registration
-        KVConnectorFactory.register_connector(CONNECTOR, _MODULE, CONNECTOR)
-        models.register()
+        return
+    models.register()

@@ -14,7 +14,7 @@ from holdover.ops.deferred.log import FLOOR, Cursor, Log
 from holdover.ops.recurrence.delta import inverse_norm
 
 
-def step(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs) -> Tensor:
+def step(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs, *, out: Tensor | None = None) -> Tensor:
     """One token of every slot: append it to the log, or fold it and the log into the base where the limit is reached.
 
     Args:
@@ -23,12 +23,14 @@ def step(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs) 
         cursor: of the same slots.
         slots: ``[B]`` int64, distinct but for zeros.
         inputs: of one token, ``[B, ...]``.
+        out: what to write and return; made if None.
 
     Returns:
         ``[B, H, d_v]`` in q's dtype.
     """
     live = cursor.length[slots].long()
-    return _step(base, log, live, live >= cursor.limit[slots], slots, inputs)
+    found = _step(base, log, live, live >= cursor.limit[slots], slots, inputs)
+    return found if out is None else out.copy_(found)
 
 
 def verify(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs) -> Tensor:

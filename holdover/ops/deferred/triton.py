@@ -31,7 +31,15 @@ from holdover.ops.recurrence.delta import EPS
 CURSOR_BLOCK = 128
 
 
-def step(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs, tiling: Tiling | None = None) -> Tensor:
+def step(
+    base: Tensor,
+    log: Log,
+    cursor: Cursor,
+    slots: Tensor,
+    inputs: Inputs,
+    tiling: Tiling | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """One token of every slot: append it to the log, or fold it and the log into the base where the limit is reached.
 
     Args:
@@ -41,6 +49,7 @@ def step(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs, 
         slots: ``[B]`` int64, distinct but for zeros; a row with slot 0 is padding and its output is zero.
         inputs: of one token, ``[B, ...]``; may be strided over B.
         tiling: block sizes, chosen by the layout and B if None.
+        out: what to write and return, contiguous; made if None.
 
     Returns:
         ``[B, H, d_v]`` in q's dtype.
@@ -51,7 +60,8 @@ def step(base: Tensor, log: Log, cursor: Cursor, slots: Tensor, inputs: Inputs, 
     layout, batch = log.layout, len(slots)
     tiling = tiling or choose(layout, batch)
     inputs = _checked(base, log, inputs, leading=1)
-    out = torch.empty(inputs.v.shape, dtype=inputs.q.dtype, device=inputs.q.device)
+    if out is None:
+        out = torch.empty(inputs.v.shape, dtype=inputs.q.dtype, device=inputs.q.device)
     step_kernel[(batch * layout.heads * (layout.d_v // tiling.columns),)](
         *_state(base, log),
         *cursor,

@@ -41,6 +41,9 @@ class HoldoverConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._layers = vllm_config.compilation_config.static_forward_context
         self._worker = TierWorker(setup) if is_worker else None
         self._scheduler = None if is_worker else TierScheduler(setup)
+        # the block size is settled by now, but vLLM for CPUs takes its default again when an engine in a process of its
+        # own is ready, unless one was given; steps would end at multiples of that, where no state is kept
+        vllm_config.cache_config.user_specified_block_size = True
 
     @property
     def worker(self) -> TierWorker:

@@ -68,7 +68,8 @@ class DeferredBuilder(GDNAttentionMetadataBuilder):  # type: ignore[misc]
         rows = len(pages) if staged else metadata.num_decodes
         slots = self._slots[:rows]
         slots.copy_(pages[:rows])
-        cursor.decode(slots, common.seq_lens[:rows] - 1)
+        if rows:
+            cursor.decode(slots, common.seq_lens[:rows] - 1)
         behind = slice(metadata.num_decodes, metadata.num_decodes + metadata.num_prefills)
         prefill_slots = pages[behind].long()
         depths = common.seq_lens[behind]

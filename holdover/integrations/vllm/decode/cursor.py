@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from holdover.ops.deferred.log import Cursor
+from holdover.ops.forms import has_triton
 
 
 class GroupCursor:
@@ -40,6 +41,12 @@ class GroupCursor:
 
         Rows with slot 0 are padding.
         """
+        if has_triton(slots.device.type):
+            from holdover.integrations.vllm.decode import cursor_kernel
+
+            table = self._depth, self.cursor, self.counts
+            cursor_kernel.decode(*table, slots, positions, self._interval, self._block_size)
+            return
         depth = self._began(slots, positions)
         length, after = positions - depth, positions + 1
         folds = (after % self._interval == 0) | (after % self._block_size == 0)

@@ -38,12 +38,12 @@ class DeferredGdnLayer(DeferredLayer):
         tokens = metadata.num_actual_tokens
         rows = min(len(metadata.slots), tokens)
         if rows:
-            core_attn_out[:rows] = self._decoded(mixed_qkv[:rows], b[:rows], a[:rows], metadata)
+            self._decode(mixed_qkv[:rows], b[:rows], a[:rows], core_attn_out[:rows], metadata)
         if metadata.prefills is not None:
             with self.prefilling(metadata):
                 self._prefilled(*(x[rows:tokens] for x in (mixed_qkv, b, a, core_attn_out)))
 
-    def _decoded(self, mixed_qkv: Tensor, b: Tensor, a: Tensor, metadata: DeferredMetadata) -> Tensor:
+    def _decode(self, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor, metadata: DeferredMetadata) -> None:
         x = self.convolved(mixed_qkv, metadata)
         if x.is_cuda:
             gates = a.contiguous(), b.contiguous(), self.dt_bias, self.allow_neg_eigval
@@ -51,7 +51,7 @@ class DeferredGdnLayer(DeferredLayer):
         else:
             log_decay = softplus_gate(a, self.A_log, self.dt_bias)
             beta = b.float().sigmoid() * (2 if self.allow_neg_eigval else 1)
-        return self.advanced(x, log_decay, beta, metadata)
+        self.advanced(x, log_decay, beta, metadata, out)
 
     def _prefilled(self, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
         super()._forward_core(mixed_qkv, b, a, core_attn_out)

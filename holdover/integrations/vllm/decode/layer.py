@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,11 +12,11 @@ from torch import Tensor
 from vllm.forward_context import get_forward_context, override_forward_context
 from vllm.model_executor.layers.mamba.gdn.base import GatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
-from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_update
 
 from holdover.integrations.vllm.decode.backend import DeferredBackend, DeferredBuilder, DeferredMetadata
 from holdover.integrations.vllm.decode.cursor import GroupCursor
-from holdover.integrations.vllm.decode.pages import PageLayout
+from holdover.integrations.vllm.decode.pages import STATES, PageLayout
+from holdover.integrations.vllm.decode.release import convolve
 from holdover.integrations.vllm.decode.setup import interval_of
 from holdover.ops.conv.torch import step as conv_step
 from holdover.ops.deferred.family import Family, Inputs
@@ -60,11 +60,21 @@ class DeferredLayer(GatedDeltaNetAttention):  # type: ignore[misc]
         if self.page is None:
             super().bind_kv_cache(kv_cache)
             return
-        self.kv_cache, self._log = self.page.bind(kv_cache.squeeze((1, 2)))
-        conv, temporal = self.kv_cache
+        self.kv_cache = self.page.views(kv_cache.squeeze((1, 2)))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # vLLM 0.26 has no `bind_kv_cache`: it assigns views of all that the spec declares
+        if name == "kv_cache" and self.page is not None and len(value) > STATES:
+            value = self._taken(value)
+        super().__setattr__(name, value)
+
+    def _taken(self, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        assert self.page is not None
+        (conv, temporal), self._log = self.page.split(views)
         self._inputs = conv.transpose(1, 2) if is_conv_state_dim_first() else conv  # [blocks, W - 1, C]
         self._base = temporal.view(len(temporal), *(temporal.shape[i] for i in (1, 3, 2)))  # [blocks, H, d_k, d_v]
         self._ops = deferred_form(temporal.device)
+        return conv, temporal
 
     def step_metadata(self) -> DeferredMetadata | None:
         """The step's metadata; None in a run without any, in which vLLM sizes and warms up."""
@@ -77,17 +87,14 @@ class DeferredLayer(GatedDeltaNetAttention):  # type: ignore[misc]
         """One input of every sequence that decodes, ``[n, C]``, through the convolution; the pages' inputs move on."""
         if x.is_cuda:
             weight, pages = self.conv1d.weight.flatten(1), metadata.non_spec_state_indices_tensor[: len(x)]
-            conv = self._inputs.transpose(1, 2)
-            # what vLLM's kernel would overwrite is a view of the projection, whose other parts are read later
-            out: Tensor = causal_conv1d_update(
-                x, conv, weight, self.conv1d.bias, "silu", conv_state_indices=pages, out=torch.empty_like(x)
-            )
-            return out
+            return convolve(x, self._inputs.transpose(1, 2), weight, self.conv1d.bias, pages)
         # vLLM packs the weights for its CPU kernel where the processor has one, and keeps them beside
         weight = getattr(self.conv1d, "_cpu_unpacked_conv_weight", self.conv1d.weight).reshape(x.shape[1], -1)
         return conv_step(self._inputs, metadata.slots[: len(x)], x, weight, self.conv1d.bias, "silu")
 
-    def advanced(self, x: Tensor, log_decay: Tensor, beta: Tensor, metadata: DeferredMetadata) -> Tensor:
+    def advanced(
+        self, x: Tensor, log_decay: Tensor, beta: Tensor, metadata: DeferredMetadata, out: Tensor | None = None
+    ) -> Tensor:
         """The recurrence for one token of every sequence that decodes.
 
         Args:
@@ -95,6 +102,7 @@ class DeferredLayer(GatedDeltaNetAttention):  # type: ignore[misc]
             log_decay: ``[n, H]``, or ``[n, H, d_k]`` per key channel, fp32.
             beta: ``[n, H]`` fp32.
             metadata: of the step.
+            out: what to write and return ``[n, H, d_v]``; made if None.
 
         Returns:
             ``[n, H, d_v]``.
@@ -104,8 +112,9 @@ class DeferredLayer(GatedDeltaNetAttention):  # type: ignore[misc]
         q, k, v = x.split([keys, keys, layout.heads * layout.d_v], dim=1)
         q, k = (part.unflatten(1, (layout.key_heads, layout.d_k)) for part in (q, k))
         inputs = Inputs(q, k, v.unflatten(1, (layout.heads, layout.d_v)), log_decay, beta)
-        out: Tensor = self._ops.step(self._base, self._log, metadata.cursor, metadata.slots[: len(x)], inputs)
-        return out
+        where = metadata.cursor, metadata.slots[: len(x)]
+        found: Tensor = self._ops.step(self._base, self._log, *where, inputs, out=out)
+        return found
 
     def settle(self, page: int, depth: int) -> None:
         """Fold what the log of a page holds whose sequence has ended at ``depth``."""

@@ -46,9 +46,13 @@ MODELS = {
 
 
 def register() -> None:
-    """Put the classes in the place of vLLM's. What nothing asks for behaves as before."""
-    for architecture in MODELS:
-        ModelRegistry.register_model(architecture, f"{__name__}:{architecture}")
+    """Put the classes in the place of vLLM's. What nothing asks for behaves as before.
+
+    A class that this release of vLLM does not have, or has elsewhere, stays as it is.
+    """
+    for architecture, served in MODELS.items():
+        if getattr(ModelRegistry.models.get(architecture), "module_name", None) == served.module:
+            ModelRegistry.register_model(architecture, f"{__name__}:{architecture}")
 
 
 def __getattr__(name: str) -> Any:

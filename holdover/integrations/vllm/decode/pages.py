@@ -69,8 +69,8 @@ class PageLayout:
         """Of the states and the log."""
         return (*self.dtypes, *(dtype for _, dtype in self.log.tensors.values()))
 
-    def bind(self, pages: Tensor) -> tuple[tuple[Tensor, Tensor], Log]:
-        """Views of all pages: vLLM's states as it declares them, and the log.
+    def views(self, pages: Tensor) -> list[Tensor]:
+        """The states and the log's tensors of all pages, as vLLM declares them.
 
         Args:
             pages: int8 ``[blocks, bytes]``.
@@ -80,5 +80,9 @@ class PageLayout:
             size = prod(shape) * dtype.itemsize
             views.append(pages[:, start : start + size].view(dtype).unflatten(1, shape))
             start += size
+        return views
+
+    def split(self, views: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor], Log]:
+        """vLLM's states, and the log behind them, of `views`."""
         conv, temporal, *rest = views
         return (conv, temporal), Log(self.log, **dict(zip(self.log.tensors, rest, strict=True)))

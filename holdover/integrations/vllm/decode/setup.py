@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import vllm
-from vllm.logger import init_logger
-
 from holdover.errors import ConfigError
 from holdover.integrations.vllm.config import DecodeConfig, has_tier_settings
-
-# vLLM prints what is logged below its own name
-logger = init_logger("vllm.holdover")
-
-_OLDEST = (0, 32)
+from holdover.integrations.vllm.decode.release import refuse_release
 
 
 def interval_of(vllm_config: Any) -> int | None:
@@ -42,11 +35,7 @@ def interval_of(vllm_config: Any) -> int | None:
 
 def _refuse(vllm_config: Any) -> None:
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
-    version = vllm.__version_tuple__[:2]
-    if version < _OLDEST:
-        raise ConfigError(f"vLLM {vllm.__version__} is too old for deferred decode: install 0.32 or newer")
-    if version > _OLDEST:
-        logger.warning_once("holdover: vLLM %s was never tried; 0.32 was", vllm.__version__)
+    refuse_release(vllm_config)
     if vllm_config.speculative_config is not None:
         raise ConfigError("deferred decode does not verify drafts: leave out speculative decoding, or decode")
     if parallel.world_size != parallel.tensor_parallel_size:
@@ -57,5 +46,6 @@ def _refuse(vllm_config: Any) -> None:
         raise ConfigError("deferred decode does not split a batch: leave out dual batch overlap")
     if cache.mamba_cache_mode not in ("align", "none"):
         raise ConfigError(f"states are cached in mode {cache.mamba_cache_mode}: pass --mamba-cache-mode align")
-    if vllm_config.cache_config.use_replayssm:
+    # 0.26 has none
+    if getattr(cache, "use_replayssm", False):
         raise ConfigError("vLLM's own replay is another log for the same states: leave out --use-replayssm")

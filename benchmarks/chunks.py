@@ -1,6 +1,6 @@
 """Time to the first token over reused chunks, beside a full prefill of the same tokens, in one run, interleaved.
 
-    python benchmarks/chunks.py [--quick] [--layers N] [--models a,b] [--contexts 8192,32768]
+    python benchmarks/chunks.py [--quick] [--layers N] [--models a,b] [--contexts 8192,32768] [--seconds S]
 
 Random weights of published shapes on a GPU, the bundled tiny-gdn on a CPU. See README.md beside this file.
 """
@@ -52,7 +52,7 @@ class Scale:
     aim: Aim
 
 
-GPU = Scale(tuple(SHAPES), (8192, 16384, 32768), 5, True, 200, Aim(0.40, at_least=False))
+GPU = Scale(tuple(SHAPES), (8192, 16384, 32768), 5, True, 400, Aim(0.40, at_least=False))
 GPU_QUICK = Scale((next(iter(SHAPES)),), (8192, 32768), 3, False, 75, GPU.aim)
 CPU = Scale((TINY,), (1024, 2048, 4096), 9, True, 1500, Aim(0.45, at_least=False))
 CPU_QUICK = Scale((TINY,), (1024, 4096), 3, False, 300, CPU.aim)
@@ -204,6 +204,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, help="layers of the models on a GPU: a multiple of 4, at least 8")
     parser.add_argument("--models", help=f"comma-separated, of {', '.join(SHAPES)}")
     parser.add_argument("--contexts", help="comma-separated")
+    parser.add_argument("--seconds", type=float, help="after which no further group of arms is begun")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     on_gpu = torch.cuda.is_available()
@@ -213,7 +214,7 @@ def main() -> int:
         contexts=tuple(map(int, args.contexts.split(","))) if args.contexts else base.contexts,
         repeats=base.repeats,
         sweeps=base.sweeps,
-        most_s=base.most_s,
+        most_s=args.seconds or base.most_s,
         aim=base.aim,
     )
     rows = run(scale, args.layers)

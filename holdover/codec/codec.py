@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from holdover.arch.layout import StateLayout
+from holdover.arch.layout import DTYPE_BYTES, StateLayout
 from holdover.codec.meta import MetaForm
 from holdover.codec.record import Arrangement, Footprint, Record
 from holdover.codec.torch import TorchForm
@@ -20,6 +20,9 @@ from holdover.errors import CheckpointMismatchError, IntegrityError, PlanError
 from holdover.ops.forms import has_triton
 from holdover.retention import Element, RetentionPlan
 from holdover.state import SINK, SlotPool
+
+# of a row: its place in a record and its record's place in the state, and the two lists of units of a refresh
+_TABLE_BYTES = 16
 
 
 class Form(Protocol):
@@ -93,6 +96,17 @@ class Codec:
     def is_lossless(self) -> bool:
         """Whether unpacking gives back every bit of the state."""
         return not self.omits and self.element == "full"
+
+    @property
+    def staging_bytes(self) -> int:
+        """Most bytes on the pool's device that packing, unpacking and a refresh take beside slots and records.
+
+        Tables say where each row of a record and of a state lies, twice where a refresh runs; one layer's units are
+        taken out and put back at a time.
+        """
+        rows = sum(layer.heads * layer.d_k for layer in self.layout.layers)
+        widest = max(layer.temporal_numel for layer in self.layout.layers)
+        return _TABLE_BYTES * rows + 2 * widest * DTYPE_BYTES[self.layout.temporal_dtype]
 
     def footprint(self) -> Footprint:
         """What the bytes of a record are for."""

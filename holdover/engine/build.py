@@ -17,8 +17,7 @@ from holdover.engine.decode import Decoder, EagerDecoder, GraphDecoder
 from holdover.engine.decode.plan import DecodePlan, plan_decode
 from holdover.engine.host import Host
 from holdover.engine.memory import MemoryPlan, StateNeeds, free_memory, plan_memory
-from holdover.engine.options import EngineOptions
-from holdover.engine.parallel.codec import ShardCodec
+from holdover.engine.options import CHUNK_SIZE, CHUNK_SIZE_ON_GPU, EngineOptions
 from holdover.engine.parallel.follower import FollowedChoice
 from holdover.engine.parallel.host import JointHost
 from holdover.engine.parallel.leader import LeaderCore
@@ -81,7 +80,8 @@ def build_core(
         running=options.max_running,
         scratch=int(refreshes),
         # those that wait or are being written, and one that is made, on the device and on its way from there
-        staging=options.spill_lag + 2 if spills else _in_exchange(codec),
+        staging=options.spill_lag + 2 if spills else 0,
+        working=0 if codec is None else codec.staging_bytes,
         native_slots=options.native_slots,
         packed_slots=options.packed_slots,
         merge_interval=decode.merge_interval,
@@ -96,12 +96,13 @@ def build_core(
     runner = Runner(host, tiers.native.pool, kv, decoder)
     refresh = SuffixRefresh(runner, tiers, options.plan) if refreshes and options.plan is not None else None
     running = min(options.max_running, memory.num_slots - int(refreshes))
-    idle_chunk_size = options.idle_chunk_size or _IDLE_FACTOR * options.chunk_size
+    chunk_size = options.chunk_size or (CHUNK_SIZE_ON_GPU if host.device.type == "cuda" else CHUNK_SIZE)
+    idle_chunk_size = options.idle_chunk_size or _IDLE_FACTOR * chunk_size
     core = _core_type(shard)(
         runner,
         cache,
         _store(cache, options.chunks),
-        Limits(running, options.chunk_size, idle_chunk_size),
+        Limits(running, chunk_size, idle_chunk_size),
         options.policy,
         refresh=refresh,
         spill=_spill(cache, options, identity) if spills else None,
@@ -184,11 +185,6 @@ def _memory(host: Host, options: EngineOptions, max_context: int, needs: StateNe
         return memory
     native, packed = (shard.ranks.least(number) for number in (memory.num_slots, memory.num_packed))
     return memory.with_slots(host.layout, needs, native, packed)
-
-
-def _in_exchange(codec: Codec | None) -> int:
-    """Records that fit where units are on their way between ranks."""
-    return -(-codec.staging_bytes // codec.nbytes) if isinstance(codec, ShardCodec) else 0
 
 
 def _tiers(

@@ -30,7 +30,7 @@ class MemoryPlan:
         num_rows: KV rows, shared by running sequences and the cache.
         state_bytes: bytes that the native slots and their logs take.
         packed_bytes: bytes that the packed slots take.
-        staging_bytes: bytes of the packed records that are on their way to a shelf.
+        staging_bytes: bytes of the packed records that are on their way to a shelf, and of what packing takes.
         kv_bytes: bytes that the KV pool and the decoder's buffers take.
     """
 
@@ -62,6 +62,7 @@ class StateNeeds:
         running: sequences that run together.
         scratch: slots of the engine itself.
         staging: packed records in flight to a shelf.
+        working: bytes that packing and unpacking take beside slots and records.
         native_slots: native slots, if chosen by hand.
         packed_slots: packed slots, if chosen by hand.
         merge_interval: of the native slots' logs; None for slots without logs.
@@ -73,6 +74,7 @@ class StateNeeds:
     running: int = 1
     scratch: int = 0
     staging: int = 0
+    working: int = 0
     native_slots: int | None = None
     packed_slots: int | None = None
     merge_interval: int | None = None
@@ -98,9 +100,10 @@ def plan_memory(
 ) -> MemoryPlan:
     """Fit all pools into the two budgets.
 
-    The state budget is split so: first the records in flight to a shelf; then native slots, which without a codec
-    take the rest. With one, native slots are as many as may run together, the scratch slot and a quarter more to move
-    in, but at most half of what is left (and never fewer than one sequence needs); packed slots take the rest.
+    The state budget is split so: first the records in flight to a shelf and what packing takes; then native slots,
+    which without a codec take the rest. With one, native slots are as many as may run together, the scratch slot and a
+    quarter more to move in, but at most half of what is left (and never fewer than one sequence needs); packed slots
+    take the rest.
 
     Args:
         layout: the model's layout, in the dtype it runs in.
@@ -116,7 +119,7 @@ def plan_memory(
     needs = needs or StateNeeds()
     budget = int(free_bytes * _DEFAULT_SHARE) if state_budget is None else state_budget
     record = needs.codec.nbytes if needs.codec is not None else layout.state.checkpoint_bytes
-    staging = needs.staging * record
+    staging = needs.staging * record + needs.working
     slots, packed = _split_state(layout, needs, budget - staging, bounded=state_budget is not None)
     least = 1 + needs.scratch
     if needs.native_slots is not None and needs.native_slots < least:
@@ -126,9 +129,11 @@ def plan_memory(
     if slots < least:
         need = needs.slot_bytes(layout, least) + staging
         parts = "its slot and the padding slot" + (", a scratch slot" if needs.scratch else "")
+        parts += ", records on their way to a shelf" if needs.staging else ""
+        parts += ", room to pack in" if needs.working else ""
         raise ConfigError(
             f"state budget of {budget} bytes is too small: one running sequence needs {need} bytes "
-            f"({parts}{', records on their way to a shelf' if staging else ''}); raise --state-budget"
+            f"({parts}); raise --state-budget"
         )
 
     def kv_bytes(rows: int) -> int:

@@ -31,7 +31,7 @@ class Snapshot:
         waiting: requests that own nothing yet.
         slots: where the slots of each resident tier are.
         rows: where the KV rows are.
-        pool_bytes: bytes of each pool.
+        pool_bytes: bytes of each pool, and the most that packing takes beside them.
         chunks: what chunks hold: how many, their rows, their bytes of extras.
     """
 
@@ -59,6 +59,7 @@ class Snapshot:
             sizes["decode"] = decoder.nbytes
         if tiers.packed is not None:
             sizes["compressed"] = tiers.packed.pool.nbytes
+            sizes["staging"] = tiers.codec.staging_bytes
             slots["compressed"] = tiers.balance("compressed")
         return cls(
             stats=replace(core.stats, hits=core.stats.hits.copy(), chunk_tokens=core.stats.chunk_tokens.copy()),

@@ -38,11 +38,6 @@ class ShardCodec(Codec):
         """Fraction of the whole model's units that a checkpoint leaves out."""
         return 0.0 if self.whole is None else 1 - self.whole.offsets[-1] / self.whole.units
 
-    @property
-    def staging_bytes(self) -> int:
-        """Bytes that packing or unpacking one record takes beside it."""
-        return 0
-
 
 @dataclass(frozen=True, eq=False)
 class ExchangedCodec(ShardCodec):
@@ -73,8 +68,8 @@ class ExchangedCodec(ShardCodec):
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of a record as this rank computes it, twice while units are on their way."""
-        return 2 * self._local.nbytes
+        """The same with a record as this rank computes it and as it stores it, twice while units are on their way."""
+        return super().staging_bytes + 2 * (self._local.nbytes + self.nbytes)
 
     def pack(self, pool: SlotPool, slots: Sequence[int], records: Tensor, targets: Sequence[int]) -> None:
         """Pack this rank's part and store the units that the placement gives it; as `Codec.pack`.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _SAMPLE = re.compile(r"^(holdover_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _TIER = re.compile(r'tier="(\w+)"')
+_POOL = re.compile(r'pool="(\w+)"')
 
 
 @dataclass(frozen=True)
@@ -15,23 +16,29 @@ class Counters:
 
     Attributes:
         slots: state slots of all tiers.
+        slots_of: state slots of each tier.
+        resident: checkpoints that each tier holds now.
+        pool_bytes: bytes of each pool.
         states_evicted: checkpoints evicted so far.
         rows_evicted: KV rows evicted so far.
         restores: requests that resumed so far, by tier.
     """
 
     slots: int
+    slots_of: dict[str, int]
+    resident: dict[str, int]
+    pool_bytes: dict[str, int]
     states_evicted: int
     rows_evicted: int
     restores: dict[str, int]
 
     def since(self, before: Counters) -> Counters:
-        """What was counted after ``before``; slots are as now."""
-        return Counters(
-            self.slots,
-            self.states_evicted - before.states_evicted,
-            self.rows_evicted - before.rows_evicted,
-            {tier: count - before.restores.get(tier, 0) for tier, count in self.restores.items()},
+        """What was counted after ``before``; slots, checkpoints and bytes are as now."""
+        return replace(
+            self,
+            states_evicted=self.states_evicted - before.states_evicted,
+            rows_evicted=self.rows_evicted - before.rows_evicted,
+            restores={tier: count - before.restores.get(tier, 0) for tier, count in self.restores.items()},
         )
 
 
@@ -44,14 +51,19 @@ def read_counters(metrics: str | None) -> Counters | None:
     def total(wanted: str) -> int:
         return int(sum(value for name, _, value in samples if name == wanted))
 
-    restores = {
-        tier[1]: int(value)
-        for name, labels, value in samples
-        if name == "holdover_hits_total" and (tier := _TIER.search(labels))
-    }
+    def by(label: re.Pattern[str], wanted: str, *, state: str = "") -> dict[str, int]:
+        return {
+            found[1]: int(value)
+            for name, labels, value in samples
+            if name == wanted and (not state or f'state="{state}"' in labels) and (found := label.search(labels))
+        }
+
     return Counters(
-        total("holdover_state_slots_capacity"),
-        total("holdover_states_evicted_total"),
-        total("holdover_rows_evicted_total"),
-        restores,
+        slots=total("holdover_state_slots_capacity"),
+        slots_of=by(_TIER, "holdover_state_slots_capacity"),
+        resident=by(_TIER, "holdover_state_slots", state="cached"),
+        pool_bytes=by(_POOL, "holdover_pool_bytes"),
+        states_evicted=total("holdover_states_evicted_total"),
+        rows_evicted=total("holdover_rows_evicted_total"),
+        restores=by(_TIER, "holdover_hits_total"),
     )

@@ -98,7 +98,7 @@ def _first_token(engine: Engine, prompt: list[int], params: SamplingParams) -> f
 
 def _decodes(engine: Engine) -> Iterator[Observed]:
     limits, rows = engine.core.limits, engine.core.cache.kv.num_rows
-    for batch in sorted({1, min(8, limits.max_running)}):
+    for batch in sorted({1, min(8, limits.max_running), limits.max_running}):
         for length in _CONTEXTS:
             # prefills alternate with the decode of those that are ready, which must not end meanwhile
             tokens = batch * (length // limits.chunk_size + 2) + _STEPS

@@ -1,0 +1,108 @@
+"""Which server configurations are measured, the most telling ones first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from holdover.retention import Element, RefreshPolicy
+from holdover.retention.placement import PlacementMode
+
+Arm = Literal["dense", "nr", "wr"]
+# runs of the main arms before anything else: what a short time leaves of a grid should still compare them
+_AT_ONCE = 2
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One server.
+
+    Attributes:
+        model: name of its model.
+        arm: whether checkpoints are dense, packed with omitted units at zero (NR) or replayed (WR).
+        w_max: retention cutoff in tokens; None for dense checkpoints.
+        element: how a packed checkpoint stores what it retains.
+        placement: which rank computes and stores what a plan retains.
+        ranks: processes that run the model together, each on a GPU of its own.
+        share: its state budget, in dense checkpoints of one for every request of the trace.
+        server_limit: requests that it runs together.
+    """
+
+    model: str
+    arm: Arm
+    w_max: int | None
+    share: float
+    server_limit: int
+    element: Element = "full"
+    placement: PlacementMode = "off"
+    ranks: int = 1
+
+    @property
+    def name(self) -> str:
+        """The arm with what sets it apart."""
+        parts = [self.arm, *([] if self.w_max is None else [str(self.w_max)])]
+        return " ".join([*parts, *(x for x in (self.element, self.placement) if x not in ("full", "off"))])
+
+    @property
+    def refresh(self) -> RefreshPolicy:
+        """What becomes of omitted units."""
+        return "suffix" if self.arm == "wr" else "none"
+
+    def key(self, seed: int) -> str:
+        """Names one run of it."""
+        return " ".join(f"{name}={value}" for name, value in (asdict(self) | {"seed": seed}).items())
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured of a model.
+
+    Attributes:
+        clients: conversations under way at a time.
+        limits: requests that a server runs together, the main number first.
+        shares: state budgets as shares of the trace's working set, the main one first.
+        seeds: runs of the dense arm and the chosen one; others make the first.
+        windows: W_max of the chosen arm, and a second one.
+    """
+
+    clients: int
+    limits: tuple[int, ...]
+    shares: tuple[float, ...]
+    seeds: tuple[int, ...]
+    windows: tuple[int, int]
+
+    def facts(self) -> dict[str, Any]:
+        """For a file of results."""
+        return asdict(self)
+
+
+def grid(model: str, scale: Scale) -> Iterator[tuple[Setup, tuple[int, ...]]]:
+    """Servers on one device and the seeds of their runs."""
+    chosen, other = scale.windows
+    share, limit, first = scale.shares[0], scale.limits[0], scale.seeds[:1]
+
+    def pair(share: float, limit: int, seeds: tuple[int, ...]) -> Iterator[tuple[Setup, tuple[int, ...]]]:
+        yield Setup(model, "dense", None, share, limit), seeds
+        yield Setup(model, "nr", chosen, share, limit), seeds
+
+    yield from pair(share, limit, scale.seeds[:_AT_ONCE])
+    yield Setup(model, "nr", other, share, limit), first
+    yield Setup(model, "wr", chosen, share, limit), first
+    yield Setup(model, "wr", other, share, limit), first
+    for number, fewer in enumerate(scale.limits[1:]):
+        yield from pair(share, fewer, first)
+        if not number and (rest := scale.seeds[_AT_ONCE:]):
+            yield from pair(share, limit, rest)
+    for budget in scale.shares[1:]:
+        yield from pair(budget, limit, first)
+    yield Setup(model, "nr", chosen, share, limit, "int8"), first
+
+
+def placements(model: str, scale: Scale, ranks: int) -> Iterator[tuple[Setup, tuple[int, ...]]]:
+    """Servers over several ranks: the chosen arm under every placement beside the dense one."""
+    share, limit, first = scale.shares[0], scale.limits[0], scale.seeds[:1]
+    modes: tuple[PlacementMode, ...] = ("off", "hybrid", "storage")
+    for mode in modes:
+        yield Setup(model, "nr", scale.windows[0], share, limit, placement=mode, ranks=ranks), first
+    yield Setup(model, "dense", None, share, limit, ranks=ranks), first

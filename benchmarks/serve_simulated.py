@@ -1,0 +1,157 @@
+"""What `holdover simulate` predicts for measured servers, and for those of the paper's grid that were not measured."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from benchmarks.common import Row
+from benchmarks.serve_grid import Arm, Setup
+from benchmarks.serve_report import SETUP, groups
+from holdover.arch.layout import ModelLayout
+from holdover.arch.registry import layout_from_config
+from holdover.engine.hf.tokenizer import Tokenizer
+from holdover.engine.options import EngineOptions
+from holdover.errors import ConfigError, HoldoverError
+from holdover.evaluation.simulate.costs import Costs, ForwardCost
+from holdover.evaluation.simulate.simulate import Prediction, simulate
+from holdover.evaluation.traces.exchanges import Exchange
+from holdover.evaluation.traces.prompts import exchanges_of
+from holdover.retention import RetentionPlan
+from holdover.retention.decay import ModelDecay, read_decay
+from holdover.weights.source import resolve
+
+# W_max of the paper's grid (App. C.3)
+WINDOWS = (16, 64, 128, 512)
+ARMS: tuple[Arm, ...] = ("nr", "wr")
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A model without its weights, and what is asked of it.
+
+    Attributes:
+        layout: in the dtype that it ran in.
+        decay: its decay parameters.
+        dialogues: every conversation's exchanges.
+        costs: of its forwards.
+        about: what the results say of it.
+    """
+
+    layout: ModelLayout
+    decay: ModelDecay
+    dialogues: list[list[Exchange]]
+    costs: Costs
+    about: dict[str, Any]
+
+    def predict(self, setup: Setup) -> Prediction | None:
+        """One server; None where its budget is too small."""
+        requests = self.about["trace"]["requests"]
+        plan = None if setup.w_max is None else RetentionPlan.of(self.decay, setup.w_max)
+        options = EngineOptions(
+            state_budget=int(setup.share * requests * self.layout.state.checkpoint_bytes),
+            kv_budget=self.about["kv_budget"],
+            max_running=setup.server_limit,
+            chunk_size=self.about["chunk_size"],
+            plan=plan,
+            element=setup.element,
+            refresh=setup.refresh,
+            decode="dense",
+        )
+        clients = self.about["scale"]["clients"]
+        try:
+            return simulate(self.layout, options, self.dialogues, clients=clients, costs=self.costs)
+        except ConfigError:
+            return None
+
+
+def simulated(about: dict[str, Any]) -> Simulated:
+    """What a file of results says of a model, made again.
+
+    Raises:
+        HoldoverError: the trace that is made here is another one.
+    """
+    from benchmarks.serve import QUICK, RECORDING, frozen
+    from benchmarks.serve_models import SHAPES, drawn_decay, word_tokenizer
+    from benchmarks.serve_traces import PASTED, SOURCE, pasted, words
+    from holdover.evaluation.traces.build import PRESETS
+    from holdover.evaluation.traces.sources import open_recordings
+
+    name = about["name"]
+    given = dict(about["costs"])
+    costs = Costs(**given | {x: ForwardCost(**given[x]) for x in ("prefill", "decode")})
+    with tempfile.TemporaryDirectory() as folder:
+        if name in SHAPES:
+            tokenizer_files = word_tokenizer(words())
+            tokenizer_files.save_pretrained(folder)
+            path, preset, source = Path(folder), PASTED, SOURCE
+            recorded = list(pasted(PASTED.conversations))
+            decay = drawn_decay(name, len(tokenizer_files))
+            layout = decay.layout
+        else:
+            files = resolve(name)
+            path, preset, source = (
+                files.path,
+                QUICK if about["trace"]["preset"] == "quick" else PRESETS["small"],
+                RECORDING.name,
+            )
+            recorded = list(open_recordings(RECORDING))
+            decay, layout = read_decay(files), layout_from_config(files.config, dtype=costs.dtype)
+        trace = frozen(name, path, preset, recorded, source)
+        if trace.digest != about["trace"]["digest"]:
+            raise HoldoverError(f"the trace of {name} was {about['trace']['digest']}, and is {trace.digest} here")
+        tokenizer = Tokenizer(path)
+        return Simulated(layout, decay, exchanges_of(trace, tokenizer, tokenizer.end_tokens), costs, about)
+
+
+def predicted(rows: Sequence[Row], models: Sequence[dict[str, Any]]) -> list[Row]:
+    """The rows of servers on one device with what the simulation says of each."""
+    made = {about["name"]: simulated(about) for about in models if "costs" in about}
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    servers = [(setup, own) for setup, own in groups(rows) if setup["ranks"] == 1 and setup["model"] in made]
+    with common.progress("simulating", len(servers)) as advance:
+        for setup, own in servers:
+            prediction = made[setup["model"]].predict(Setup(**setup))
+            if prediction is not None:
+                found[tuple(own[0][x] for x in SETUP)] = asdict(prediction)
+            advance()
+    return [row | ({"predicted": p} if (p := found.get(tuple(row[x] for x in SETUP))) else {}) for row in rows]
+
+
+def filled(rows: Sequence[Row], models: Sequence[dict[str, Any]]) -> list[Row]:
+    """Servers of the paper's grid that were not measured, simulated; every row says that it is."""
+    measured = {tuple(row[x] for x in SETUP) for row in rows}
+    jobs = []
+    for about in (about for about in models if "costs" in about):
+        made = simulated(about)
+        jobs += [
+            partial(_filled, made, setup)
+            for setup in _grid(about)
+            if tuple(asdict(setup)[x] for x in SETUP) not in measured
+        ]
+    found = []
+    with common.progress("simulating the grid", len(jobs)) as advance:
+        for job in jobs:
+            found += job()
+            advance()
+    return found
+
+
+def _grid(about: dict[str, Any]) -> Iterator[Setup]:
+    scale = about["scale"]
+    points = [(share, scale["limits"][0]) for share in scale["shares"]]
+    points += [(scale["shares"][0], limit) for limit in scale["limits"][1:]]
+    for share, limit in points:
+        yield Setup(about["name"], "dense", None, share, limit)
+        for w_max in WINDOWS:
+            yield from (Setup(about["name"], arm, w_max, share, limit) for arm in ARMS)
+
+
+def _filled(made: Simulated, setup: Setup) -> list[Row]:
+    prediction = made.predict(setup)
+    return [] if prediction is None else [asdict(setup) | {"simulated": True} | asdict(prediction)]

@@ -1,0 +1,59 @@
+"""What is asked of the servers: conversations pasted together from Wikipedia's paragraphs at the paper's lengths.
+
+These are **no people's conversations**: paragraphs of `data/held_out.txt` in drawn orders, cut to drawn numbers of
+words. Lengths follow DASC's App. C.3 (first prompts of 1k to 8k tokens, four turns); replies are shorter than allowed.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.data.make_article_trace import ASK, articles
+from holdover.evaluation.traces import Conversation, Turn
+from holdover.evaluation.traces.build import Preset
+
+TEXT = Path(__file__).parent / "data" / "held_out.txt"
+SOURCE = "paragraphs of held_out.txt in drawn orders"
+# 64 of the paper's 256 conversations; what its recordings' replies are is not printed
+PASTED = Preset("pasted", conversations=64, turns=4, shortest=1024, longest=8192, context=16384, reply=1024)
+_FIRST, _LATER, _REPLY = (1050, 7800), (20, 400), (32, 256)
+
+
+def words() -> list[str]:
+    """Every word of the text, each once, in order."""
+    found = [" ".join(ASK), *(paragraph for _, parts in articles(TEXT.read_text("utf-8")) for paragraph in parts)]
+    return list(dict.fromkeys(word for part in found for word in part.split()))
+
+
+def pasted(count: int) -> Iterator[Conversation]:
+    """So many conversations, the same ones every time; each begins with another paragraph."""
+    paragraphs = [part for _, parts in articles(TEXT.read_text("utf-8")) for part in parts]
+    firsts = _spread(count, *_FIRST)
+    for number in range(count):
+        draw = random.Random(number)
+        order = [paragraphs[number % len(paragraphs)], *draw.sample(paragraphs, len(paragraphs))]
+        text = iter(" ".join(order * 2).split())
+        turns = []
+        for turn, ask in enumerate(ASK):
+            length = firsts[number] if turn == 0 else _draw(draw, *_LATER)
+            turns.append(Turn("user", f"{_take(text, length)} {ask}"))
+            turns.append(Turn("assistant", _take(text, _draw(draw, *_REPLY))))
+        yield Conversation(f"pasted-{number:03d}", tuple(turns))
+
+
+def _spread(count: int, least: int, most: int) -> list[int]:
+    """Lengths that are even in their logarithms, in a drawn order."""
+    lengths = [round(least * (most / least) ** ((i + 0.5) / count)) for i in range(count)]
+    random.Random(0).shuffle(lengths)
+    return lengths
+
+
+def _draw(draw: random.Random, least: int, most: int) -> int:
+    return round(math.exp(draw.uniform(math.log(least), math.log(most))))
+
+
+def _take(text: Iterator[str], count: int) -> str:
+    return " ".join(next(text) for _ in range(count))

@@ -12,7 +12,8 @@ import torch
 from holdover.engine.rows import RowTable
 from holdover.ops.attention import torch as attention
 from holdover.ops.deferred.log import Cursor
-from holdover.ops.forms import dense_conv_form, seated_attention, sequence_form, step_form
+from holdover.ops.forms import dense_conv_form, runs_native, seated_attention, sequence_form, step_form
+from holdover.ops.native.mixing import Mixing
 from holdover.state import DeferredLog, SlotPool
 from holdover.store import KVPool
 
@@ -267,6 +268,29 @@ class Step:
             one = {name: x[:, 0] for name, x in timed.items()}
             return step_form(op, pool)(pool, self.slots, **one, **fixed).unsqueeze(1)
         return sequence_form(op, pool)(pool, self.slots, **timed, **fixed)
+
+    def mix(self, layer: int, mixing: Mixing | None, **inputs: torch.Tensor) -> torch.Tensor | None:
+        """One token through a recurrent layer between its projections, in one compiled call.
+
+        Args:
+            layer: the layer's index.
+            mixing: its parameters; None where they cannot be read by compiled functions.
+            inputs: of `Mixing.step` ``[B, T, ...]``.
+
+        Returns:
+            ``[B, 1, H * d_v]``, having advanced both states; None, having done nothing, where the layer has to be
+            computed part by part: of several tokens, with a log or a tap, or without compiled functions.
+        """
+        channels = inputs["channels"]
+        if mixing is None or channels.shape[1] != 1 or self.advance is not Advance.WRITE or self.tap is not None:
+            return None
+        histories, states = self.slot_pool.conv(layer), self.slot_pool.temporal(layer)
+        if not all(runs_native(x) for x in (histories, states, channels)):
+            return None
+        self.convolved.add(layer)
+        self.advanced.add(layer)
+        one = {name: x[:, 0] for name, x in inputs.items()}
+        return mixing.step(histories, states, self.slots, **one).unsqueeze(1)
 
     def _convolve_deferred(
         self, layer: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None

@@ -23,7 +23,7 @@ def has_triton(device_type: str) -> bool:
 
 def runs_native(x: torch.Tensor) -> bool:
     """Whether the compiled C functions work on a tensor."""
-    return x.device.type == "cpu" and x.dtype is torch.float32 and library.available()
+    return x.is_cpu and x.dtype is torch.float32 and library.available()
 
 
 def step_form(op: Any, pool: torch.Tensor) -> Callable[..., torch.Tensor]:

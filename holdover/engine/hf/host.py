@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from holdover.arch.layout import ModelLayout
-from holdover.engine.hf import attention, mlps, norms
+from holdover.engine.hf import attention, linears, mlps, norms
 from holdover.engine.hf.mixers import MIXERS, check_runnable, install
 from holdover.engine.hf.mixers.base import Total
 from holdover.engine.host import DraftHead
@@ -44,6 +44,7 @@ class HostModel:
         install(model, [layer.index for layer in layout.state.layers], MIXERS, total)
         norms.install(model)
         mlps.install(model)
+        linears.install(model)
         self.model: Any = model.eval().requires_grad_(False)
         self.layout = layout
         self.head: DraftHead | None = None

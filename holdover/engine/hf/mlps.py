@@ -1,8 +1,7 @@
-"""Gated MLPs of Transformers' models in two matrix products, with one pass between them on a CPU."""
+"""Gated MLPs of Transformers' models in two matrix products and one pass between them: for few rows, in one call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from holdover.engine.hf.mixers.base import JoinedLinear
-from holdover.ops.norm import silu_product
+from holdover.ops.linear import gated_mlp
 
 # classes whose forward is down(act(gate(x)) * up(x)) and nothing else
 _SEPARATE = {
@@ -25,8 +24,6 @@ _SEPARATE = {
 # the same with both projections in one
 _TOGETHER = {"GraniteMoeHybridMLP"}
 
-Project = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
-
 
 def install(model: nn.Module) -> None:
     """Replace the forward of every MLP that is known, under SiLU and without bias; others stay as they are.
@@ -37,12 +34,12 @@ def install(model: nn.Module) -> None:
     for found in model.modules():
         module: Any = found
         name = type(module).__name__
-        if name in _SEPARATE and _is_plain(module.act_fn, module.gate_proj, module.up_proj):
+        if name in _SEPARATE and _is_plain(module.act_fn, module.gate_proj, module.up_proj, module.down_proj):
             linears = [module.gate_proj, module.up_proj]
             joined = JoinedLinear(linears, [linear.out_features for linear in linears])
-            module.forward = partial(_forward, joined, module.down_proj)
-        elif name in _TOGETHER and _is_plain(module.activation, module.input_linear):
-            module.forward = partial(_forward, partial(_halves, module.input_linear), module.output_linear)
+            module.forward = partial(_forward, joined.weight, module.down_proj)
+        elif name in _TOGETHER and _is_plain(module.activation, module.input_linear, module.output_linear):
+            module.forward = partial(_forward, module.input_linear.weight.data, module.output_linear)
 
 
 def _is_plain(activation: Any, *linears: nn.Linear) -> bool:
@@ -51,12 +48,5 @@ def _is_plain(activation: Any, *linears: nn.Linear) -> bool:
     return is_silu and all(type(x) is nn.Linear and x.bias is None for x in linears)
 
 
-def _halves(linear: nn.Linear, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    halves: tuple[torch.Tensor, ...] = linear(x).chunk(2, dim=-1)
-    return halves
-
-
-def _forward(project: Project, down: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    gate, up = project(x)
-    out: torch.Tensor = down(silu_product(gate, up))
-    return out
+def _forward(up: torch.Tensor, down: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return gated_mlp(x, up, down.weight)

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from holdover.ops.forms import has_triton
+from holdover.ops.forms import has_triton, runs_native
+from holdover.ops.native.attention import attend_one
 
 
 def paged_attention(
@@ -37,6 +38,8 @@ def paged_attention(
         ``[B, T, Hq, Dv]`` in q's dtype; a KV head serves ``Hq // Hkv`` consecutive query heads.
     """
     if q.shape[1] == 1 and window is None and positions is None:
+        if runs_native(q) and keys.dtype is values.dtype is torch.float32:
+            return attend_one(q, keys, values, rows, scale)
         return _attend_one(q, keys, values, rows, scale)
     out = torch.empty(*q.shape[:3], values.shape[-1], dtype=q.dtype, device=q.device)
     reach = None if window is None or positions is not None else q.shape[1] + window - 1

@@ -15,6 +15,8 @@ _WORTH_THREADS = 1 << 16
 def rows(x: Tensor, inner: int) -> Tensor:
     """``x`` in fp32 with its last ``inner`` axes contiguous; the same tensor where it is so already."""
     x = x.float()
+    if x.is_contiguous():
+        return x
     expected = 1
     for axis in range(1, inner + 1):
         if x.shape[-axis] != 1 and x.stride(-axis) != expected:

@@ -83,11 +83,66 @@ class Product(Structure):
     ]
 
 
+class Linear(Structure):
+    """Arguments of ``holdover_linear``."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("rows", "inputs", "outputs", "threads")),
+        ("x", c_void_p),
+        ("x_row", c_int64),
+        ("weight", c_void_p),
+        ("out", c_void_p),
+    ]
+
+
+class Mlp(Structure):
+    """Arguments of ``holdover_mlp``."""
+
+    _fields_ = [("up", Linear), ("gate", Product), ("down", Linear)]
+
+
+class Gates(Structure):
+    """Arguments of ``holdover_gates``."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("rows", "heads")),
+        *((name, c_void_p) for name in ("decay", "strength")),
+        *((name, c_int64) for name in ("decay_row", "strength_row")),
+        *((name, c_void_p) for name in ("bias", "rate")),
+        *((name, c_float) for name in ("low", "high", "scale")),
+        *((name, c_void_p) for name in ("decays", "strengths")),
+    ]
+
+
+class Mixing(Structure):
+    """Arguments of ``holdover_mix``."""
+
+    _fields_ = [("convolution", Convolution), ("gates", Gates), ("recurrence", Recurrence), ("norm", Norm)]
+
+
+class Attention(Structure):
+    """Arguments of ``holdover_attend``."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("batch", "heads", "group", "d_k", "d_v", "threads", "parts")),
+        *((name, c_void_p) for name in ("q", "keys", "values")),
+        *((name, c_int64) for name in ("key_row", "value_row")),
+        *((name, c_void_p) for name in ("rows", "ends")),
+        ("scale", c_float),
+        ("room", c_void_p),
+        ("out", c_void_p),
+    ]
+
+
 _FUNCTIONS: dict[type[Structure], str] = {
     Recurrence: "holdover_recur",
     Convolution: "holdover_convolve",
     Norm: "holdover_norm",
     Product: "holdover_silu_product",
+    Linear: "holdover_linear",
+    Mlp: "holdover_mlp",
+    Mixing: "holdover_mix",
+    Attention: "holdover_attend",
 }
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from holdover.arch.layout import RecurrentLayer
 from holdover.engine.step import Step
 from holdover.errors import UnsupportedArchitectureError
+from holdover.ops.linear import linear
 
 # sums a tensor over the ranks, in place
 Total = Callable[[torch.Tensor], torch.Tensor]
@@ -85,14 +85,14 @@ class JoinedLinear:
     """
 
     def __init__(self, linears: Sequence[nn.Linear], widths: Sequence[int]) -> None:
-        self.weight = torch.cat([linear.weight.data for linear in linears])
+        self.weight = torch.cat([x.weight.data for x in linears])
         self.widths = list(widths)
-        for linear, part in zip(linears, self.weight.split([x.out_features for x in linears]), strict=True):
-            linear.weight.data = part
+        for module, part in zip(linears, self.weight.split([x.out_features for x in linears]), strict=True):
+            module.weight.data = part
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The output of ``x [..., in]`` in parts of the widths, as views of one tensor."""
-        parts: tuple[torch.Tensor, ...] = F.linear(x, self.weight).split(self.widths, dim=-1)
+        parts: tuple[torch.Tensor, ...] = linear(x, self.weight).split(self.widths, dim=-1)
         return parts
 
 
@@ -100,6 +100,11 @@ def conv_weight(conv1d: nn.Conv1d) -> torch.Tensor:
     """Depthwise weight ``[C, W]`` in fp32, laid out tap by tap as the convolution reads it."""
     weight: torch.Tensor = conv1d.weight.data.squeeze(1).float()
     return weight.mT.contiguous().mT
+
+
+def is_compilable(*parameters: torch.Tensor) -> bool:
+    """Whether the compiled functions may read a layer's parameters."""
+    return all(x.is_cpu and x.dtype is torch.float32 for x in parameters)
 
 
 def install(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from holdover.arch.layout import RecurrentLayer
-from holdover.engine.hf.mixers.base import JoinedLinear, Mixer, Total, conv_weight
+from holdover.engine.hf.mixers.base import JoinedLinear, Mixer, Total, conv_weight, is_compilable
 from holdover.engine.step import Step
+from holdover.ops.native.elementwise import Activation
+from holdover.ops.native.mixing import Mixing
+from holdover.ops.native.parameters import GatedNorm, Gating
+from holdover.ops.native.recurrence import Family
 from holdover.ops.norm import gated_rms_norm
 from holdover.ops.recurrence.gates import softplus_gate
 from holdover.ops.recurrence.gdn import torch as gdn
@@ -29,6 +34,7 @@ class GatedDeltaMixer(Mixer):
         super().__init__(module, layer)
         self.conv_weight = conv_weight(module.conv1d)
         self.project, self.norm, self.output = project, norm, output
+        self.mixing = self._mixing() if is_compilable(self.conv_weight, module.A_log, norm.weight) else None
 
     @staticmethod
     def resize(module: Any, layer: RecurrentLayer, spanning: Total | None) -> None:
@@ -38,14 +44,19 @@ class GatedDeltaMixer(Mixer):
         module.conv_dim = layer.conv_channels
 
     def strength(self, b: torch.Tensor) -> torch.Tensor:
-        """Write strength of its raw form ``b [B, T, H]``."""
+        """Write strength of its raw form ``b [B, T, H]``: a multiple of its sigmoid."""
         return b.sigmoid()
 
     def mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Mix ``x [B, T, hidden]`` along time."""
-        m = self.module
-        batch, length, _ = x.shape
         qkv, z, b, a = self.project(x)
+        out = step.mix(self.layer, self.mixing, channels=qkv, decay=a, strength=b, gate=z)
+        projected: torch.Tensor = self.output(self._mix(qkv, z, b, a, step) if out is None else out)
+        return projected
+
+    def _mix(self, qkv: torch.Tensor, z: torch.Tensor, b: torch.Tensor, a: torch.Tensor, step: Step) -> torch.Tensor:
+        """What `mixing` computes, part by part, for any number of tokens."""
+        m = self.module
         qkv = step.convolve(self.layer, qkv, self.conv_weight, m.conv1d.bias, m.activation)
         q, k, v = qkv.split([m.key_dim, m.key_dim, m.value_dim], dim=-1)
         log_decay = softplus_gate(a, m.A_log, m.dt_bias)
@@ -62,8 +73,20 @@ class GatedDeltaMixer(Mixer):
             beta=self.strength(b),
         )
         out = gated_rms_norm(out, z.unflatten(-1, out.shape[2:]), self.norm.weight, self.norm.variance_epsilon)
-        projected: torch.Tensor = self.output(out.view(batch, length, -1))
-        return projected
+        return out.flatten(2)
+
+    def _mixing(self) -> Mixing:
+        m = self.module
+        scale = self.strength(torch.tensor(math.inf)).item()
+        gating = Gating(m.dt_bias.data.float(), -m.A_log.data.float().exp(), scale=scale)
+        return Mixing(
+            Family.GDN,
+            (m.num_v_heads, m.num_k_heads, m.head_k_dim, m.head_v_dim),
+            self.conv_weight,
+            None if m.conv1d.bias is None else m.conv1d.bias.data,
+            gating,
+            GatedNorm(self.norm.weight.data, self.norm.variance_epsilon, Activation.SILU),
+        )
 
 
 def widths(module: Any) -> tuple[int, int, int, int]:

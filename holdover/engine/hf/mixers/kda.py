@@ -8,8 +8,12 @@ from typing import Any
 import torch
 
 from holdover.arch.layout import RecurrentLayer
-from holdover.engine.hf.mixers.base import JoinedLinear, Mixer, Total, conv_weight
+from holdover.engine.hf.mixers.base import JoinedLinear, Mixer, Total, conv_weight, is_compilable
 from holdover.engine.step import Step
+from holdover.ops.native.elementwise import Activation
+from holdover.ops.native.mixing import Mixing
+from holdover.ops.native.parameters import GatedNorm
+from holdover.ops.native.recurrence import Family
 from holdover.ops.norm import gated_rms_norm
 from holdover.ops.recurrence.gates import softplus_gate
 from holdover.ops.recurrence.kda import torch as kda
@@ -32,6 +36,7 @@ class KimiDeltaMixer(Mixer):
         # one rate per head over one bias per (head, key channel)
         self.a_log = m.forget_gate.A_log.view(m.num_heads, 1)
         self.dt_bias = m.forget_gate.dt_bias.view(m.num_heads, m.head_dim)
+        self.mixing = self._mixing() if is_compilable(self.conv_weight, m.o_norm.weight) else None
 
     @staticmethod
     def resize(module: Any, layer: RecurrentLayer, spanning: Total | None) -> None:
@@ -49,17 +54,28 @@ class KimiDeltaMixer(Mixer):
     def mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Mix ``x [B, T, hidden]`` along time."""
         m = self.module
-        batch, length, _ = x.shape
         heads = (m.num_heads, m.head_dim)
         qkv, *parts = self.project(x)
         f, b, gate = self.gate_inputs(*parts)
-        qkv = step.convolve(self.layer, qkv, self.conv_weight, m.conv1d.bias, m.activation)
-        q, k, v = (part.unflatten(-1, heads) for part in qkv.chunk(3, dim=-1))
-        log_decay = self.log_decay(f.unflatten(-1, heads))
-        if step.tap is not None:
-            step.tap(self.layer, "log_decay", log_decay)
-        out = step.recur(self.layer, kda, {}, q=q, k=k, v=v, log_decay=log_decay, beta=b.sigmoid())
-        gate = gate.unflatten(-1, heads)
-        out = gated_rms_norm(out, gate, m.o_norm.weight, m.o_norm.variance_epsilon, torch.sigmoid)
-        projected: torch.Tensor = m.o_proj(out.reshape(batch, length, -1))
+        log_decay, beta = self.log_decay(f.unflatten(-1, heads)), b.sigmoid()
+        out = step.mix(self.layer, self.mixing, channels=qkv, decay=log_decay, strength=beta, gate=gate)
+        if out is None:
+            qkv = step.convolve(self.layer, qkv, self.conv_weight, m.conv1d.bias, m.activation)
+            q, k, v = (part.unflatten(-1, heads) for part in qkv.chunk(3, dim=-1))
+            if step.tap is not None:
+                step.tap(self.layer, "log_decay", log_decay)
+            out = step.recur(self.layer, kda, {}, q=q, k=k, v=v, log_decay=log_decay, beta=beta)
+            gate = gate.unflatten(-1, heads)
+            out = gated_rms_norm(out, gate, m.o_norm.weight, m.o_norm.variance_epsilon, torch.sigmoid).flatten(2)
+        projected: torch.Tensor = m.o_proj(out)
         return projected
+
+    def _mixing(self) -> Mixing:
+        m = self.module
+        return Mixing(
+            Family.KDA,
+            (m.num_heads, m.num_heads, m.head_dim, m.head_dim),
+            self.conv_weight,
+            None if m.conv1d.bias is None else m.conv1d.bias.data,
+            norm=GatedNorm(m.o_norm.weight.data, m.o_norm.variance_epsilon, Activation.SIGMOID),
+        )

@@ -9,9 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from holdover.arch.layout import RecurrentLayer
-from holdover.engine.hf.mixers.base import Mixer, Total, conv_weight
+from holdover.engine.hf.mixers.base import Mixer, Total, conv_weight, is_compilable
 from holdover.engine.hf.mixers.spanning import SpanningNorm
 from holdover.engine.step import Step
+from holdover.ops.native.mixing import Mixing
+from holdover.ops.native.parameters import Gating
+from holdover.ops.native.recurrence import Family
 from holdover.ops.recurrence.mamba2 import torch as mamba2
 
 
@@ -25,7 +28,8 @@ class Mamba2Mixer(Mixer):
         self.widths = [m.intermediate_size, m.conv_dim, m.num_heads]
         self.conv_widths = [m.intermediate_size] + [m.n_groups * m.ssm_state_size] * 2
         # parameters without a time axis, in the precision of the state
-        self.fixed = {"a": -m.A_log.float().exp(), "d": m.D.float()}
+        self.fixed = {"a": -m.A_log.data.float().exp(), "d": m.D.data.float()}
+        self.mixing = self._mixing() if is_compilable(self.conv_weight, m.A_log) else None
 
     @staticmethod
     def resize(module: Any, layer: RecurrentLayer, spanning: Total | None) -> None:
@@ -47,9 +51,15 @@ class Mamba2Mixer(Mixer):
 
     def mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Mix ``x [B, T, hidden]`` along time."""
-        m = self.module
-        batch, length, _ = x.shape
         gate, xbc, dt = self.project(x).split(self.widths, dim=-1)
+        out = step.mix(self.layer, self.mixing, channels=xbc, decay=dt)
+        out = self.gated(self._mix(xbc, dt, step) if out is None else out, gate)
+        projected: torch.Tensor = self.module.out_proj(out.to(x.dtype))
+        return projected
+
+    def _mix(self, xbc: torch.Tensor, dt: torch.Tensor, step: Step) -> torch.Tensor:
+        """What `mixing` computes, part by part, for any number of tokens."""
+        m = self.module
         xbc = step.convolve(self.layer, xbc, self.conv_weight, m.conv1d.bias, m.activation)
         values, b, c = xbc.split(self.conv_widths, dim=-1)
         dt = F.softplus(dt.float() + m.dt_bias.float()).clamp(*m.time_step_limit)
@@ -64,6 +74,17 @@ class Mamba2Mixer(Mixer):
             b=b.unflatten(-1, (m.n_groups, m.ssm_state_size)),
             c=c.unflatten(-1, (m.n_groups, m.ssm_state_size)),
         )
-        out = self.gated(out.reshape(batch, length, -1), gate)
-        projected: torch.Tensor = m.out_proj(out.to(x.dtype))
-        return projected
+        return out.flatten(2)
+
+    def _mixing(self) -> Mixing:
+        m = self.module
+        low, high = m.time_step_limit
+        return Mixing(
+            Family.MAMBA2,
+            (m.num_heads, m.n_groups, m.ssm_state_size, m.head_dim),
+            self.conv_weight,
+            None if m.conv1d.bias is None else m.conv1d.bias.data,
+            Gating(m.dt_bias.data.float(), low=low, high=high),
+            rate=self.fixed["a"],
+            skip=self.fixed["d"],
+        )

@@ -1,15 +1,6 @@
 /* Causal depthwise convolution in one pass: products, bias and activation while the numbers are in registers. */
+#include "calls.h"
 #include "lanes.h"
-
-typedef struct {
-    float *pool; /* [S, W - 1, C], contiguous within a slot, oldest first */
-    const int64_t *slots;
-    int64_t slot_stride, batch, tokens, width, channels, threads, silu;
-    const float *x; /* channels are contiguous */
-    int64_t x_batch, x_token;
-    const float *taps, *bias; /* [W, C]; [C] or null */
-    float *out;               /* [B, T, C] */
-} convolution;
 
 enum { TILE = 32, WIDEST = 16 };
 
@@ -45,7 +36,6 @@ static void remember(const convolution *c, int64_t b) {
     }
 }
 
-/* Convolves and moves the histories at `slots` on. */
 void holdover_convolve(const convolution *c) {
     const int64_t tiles = (c->tokens + TILE - 1) / TILE;
 #pragma omp parallel for num_threads((int)c->threads) if (c->threads > 1)

@@ -1,16 +1,6 @@
 /* Gated norms in one pass over their rows. */
+#include "calls.h"
 #include "lanes.h"
-
-enum { NONE = 0, SILU = 1, SIGMOID = 2 };
-
-typedef struct {
-    int64_t rows, heads, width, threads, activation;
-    const float *x, *gate;   /* [rows, heads, width]; the gate is not read without an activation */
-    int64_t x_row, gate_row; /* strides of rows; heads are contiguous */
-    const float *weight;     /* [width] */
-    float eps;
-    float *out; /* [rows, heads, width] */
-} norm;
 
 INLINE vec normed(const norm *n, vec x, vec weight, vec gate, float inverse) {
     const vec y = x * inverse * weight;
@@ -18,7 +8,6 @@ INLINE vec normed(const norm *n, vec x, vec weight, vec gate, float inverse) {
     return n->activation == SIGMOID ? y * sigmoid(gate) : y;
 }
 
-/* x / sqrt(mean(x^2) + eps) * weight, times the activated gate. */
 void holdover_norm(const norm *n) {
 #pragma omp parallel for num_threads((int)n->threads) if (n->threads > 1)
     for (int64_t item = 0; item < n->rows * n->heads; item++) {

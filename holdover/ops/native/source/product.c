@@ -1,14 +1,7 @@
 /* The gate of an MLP in one pass. */
+#include "calls.h"
 #include "lanes.h"
 
-typedef struct {
-    int64_t rows, width, threads;
-    const float *gate, *x;   /* [rows, width] */
-    int64_t gate_row, x_row; /* strides of rows */
-    float *out;              /* [rows, width] */
-} product;
-
-/* silu(gate) * x */
 void holdover_silu_product(const product *p) {
 #pragma omp parallel for num_threads((int)p->threads) if (p->threads > 1)
     for (int64_t row = 0; row < p->rows; row++) {

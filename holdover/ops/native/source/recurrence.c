@@ -1,22 +1,6 @@
 /* The recurrences, token by token: a part of a head's state stays in the nearest cache for a whole sequence. */
+#include "calls.h"
 #include "lanes.h"
-
-enum { GDN = 0, KDA = 1, MAMBA2 = 2 };
-
-typedef struct {
-    const float *data;
-    int64_t batch, token; /* strides, in numbers; heads and channels are contiguous */
-} timed;
-
-typedef struct {
-    float *pool; /* [S, H, d_k, d_v], contiguous within a slot */
-    const int64_t *slots;
-    int64_t slot_stride, batch, tokens, heads, key_heads, d_k, d_v, family, threads;
-    /* GDN, KDA: raw q, k; v; log decay; beta. Mamba-2: c, b, x, dt, dt */
-    timed q, k, v, decay, strength;
-    const float *rate, *skip; /* Mamba-2: a, d [H] */
-    float *out;               /* [B, T, H, d_v] */
-} recurrence;
 
 /* What one token does to every column of a head's state. */
 typedef struct {
@@ -105,7 +89,6 @@ INLINE void columns(const recurrence *r, int64_t b, int64_t h, int64_t first, co
     }
 }
 
-/* Advances the states at `slots` and writes the readouts. */
 void holdover_recur(const recurrence *r) {
     const int64_t parts = (r->d_v + 4 * LANES - 1) / (4 * LANES);
 #pragma omp parallel for num_threads((int)r->threads) if (r->threads > 1)

@@ -1,0 +1,36 @@
+"""Matrix products with a model's weights."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from holdover.ops.forms import runs_native
+from holdover.ops.native import linear as native
+from holdover.ops.norm import silu_product
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """``x [..., k] @ weight.T`` with ``weight [n, k]`` of x's dtype; ``[..., n]``."""
+    return native.linear(x, weight) if _is_few(x) else F.linear(x, weight)
+
+
+def gated_mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """``(silu(gate) * value) @ down.T`` with gate and value side by side in ``x @ up.T``.
+
+    Args:
+        x: ``[..., k]``.
+        up: ``[2 d, k]`` of x's dtype.
+        down: ``[n, d]`` likewise.
+
+    Returns:
+        ``[..., n]`` in x's dtype.
+    """
+    if _is_few(x):
+        return native.gated_mlp(x, up, down)
+    gate, value = F.linear(x, up).chunk(2, dim=-1)
+    return F.linear(silu_product(gate, value), down)
+
+
+def _is_few(x: Tensor) -> bool:
+    return x.numel() <= native.MOST_ROWS * x.shape[-1] and runs_native(x)

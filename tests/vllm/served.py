@@ -83,6 +83,10 @@ class Served:
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
         self.block = config.cache_config.block_size
         assert self.block in BLOCKS[model] or not prefix_caching, self.block
+        if "kv_transfer_config" in extra:
+            # an engine in a process of its own does this once it is ready; steps then have to end where blocks do
+            config.__post_init__()
+            assert config.cache_config.block_size == self.block
 
     def generate(
         self, prompts: Sequence[Sequence[int]], salt: str | None = None, tokens: int = TOKENS

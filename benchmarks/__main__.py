@@ -5,6 +5,7 @@ from importlib import import_module
 
 NAMES = (
     "attention",
+    "chunks",
     "decode",
     "decode_counters",
     "decode_engine",

@@ -174,6 +174,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def shown(value: str | float | None) -> str:
+    """A value of a row for a table: nothing where there is none."""
+    return "" if value is None else value if isinstance(value, str) else number(value)
+
+
 def _cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()

@@ -61,8 +61,8 @@ class Arm:
         self._generate([prompt], 1)
         self._forget()
         start = time.perf_counter()
-        (answer,) = self._generate([prompt], 1)
-        return {"ms": 1e3 * (time.perf_counter() - start), "cached": answer.num_cached_tokens}
+        (output,) = self._generate([prompt], 1)
+        return {"ms": 1e3 * (time.perf_counter() - start), "cached": output.num_cached_tokens}
 
     def depths(self, trace: str, conversations: int, turns: int) -> Row:
         """Recorded conversations, answered by the model: how deep each later turn resumes.
@@ -78,10 +78,10 @@ class Arm:
             history: list[int] = []
             for text in [turn.text for turn in conversation.turns if turn.role == "user"][:turns]:
                 prompt = history + tokenizer.encode(text)
-                (answer,) = self._generate([prompt], ANSWER)
+                (output,) = self._generate([prompt], ANSWER)
                 if history:
-                    found.append((len(history), answer.num_cached_tokens))
-                history = prompt + list(answer.outputs[0].token_ids)
+                    found.append((len(history), output.num_cached_tokens))
+                history = prompt + list(output.outputs[0].token_ids)
                 if self._has_tier:
                     self._forget()
         return {"depths": found}

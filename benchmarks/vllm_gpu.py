@@ -6,7 +6,7 @@ For each number of sequences, the time of all kernels of a decode step (`kernel_
 (`tpot_ms`), CUDA graphs and compilation on. The model is a dense one of Qwen3.6-35B-A3B's recurrent shape with random
 weights, so nothing is downloaded. Where the recurrence takes the share s of stock vLLM's step and the deferred one is k
 times as fast, the step can become 1/(1 - s + s/k) times as fast (`bound`); `reached` is what it became over that.
-It runs where vLLM 0.26 does (torch 2.11) and where 0.32 does.
+It was run with vLLM 0.26 (torch 2.11), and is written for 0.32 as well.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def main() -> int:
         for engine in engines.values():
             engine.close()
     _write(options, rows, {"tokens": tokens, "folds": folds, "kernels": kernels})
-    common.print_table("vLLM", SHOWN, [[_shown(row.get(name)) for name in SHOWN] for row in rows])
-    common.print_table("greedy tokens", list(tokens[0]), [[_shown(value) for value in row.values()] for row in tokens])
+    common.print_table("vLLM", SHOWN, [[common.shown(row.get(name)) for name in SHOWN] for row in rows])
+    common.print_table("greedy tokens", list(tokens[0]), [list(map(common.shown, row.values())) for row in tokens])
     return 0
 
 
@@ -136,10 +136,6 @@ def _add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="of each time per output token (default: %(default)s)")
     parser.add_argument("--model", help="folder to write the model's configuration to (default: a temporary one)")
     parser.add_argument("--cache", type=Path, help="folder for what engines compile (default: vLLM's own)")
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else "" if value is None else common.number(value)
 
 
 if __name__ == "__main__":

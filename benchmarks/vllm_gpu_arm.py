@@ -130,10 +130,10 @@ class Arm:
         found = self._generate(batch, length, logprobs=5)[:prompts]
         return [
             {
-                "ids": list(answer.outputs[0].token_ids),
-                "logprobs": [{str(t): x.logprob for t, x in at.items()} for at in answer.outputs[0].logprobs],
+                "ids": list(output.outputs[0].token_ids),
+                "logprobs": [{str(t): x.logprob for t, x in at.items()} for at in output.outputs[0].logprobs],
             }
-            for answer in found
+            for output in found
         ]
 
     def folds(self) -> list[int]:

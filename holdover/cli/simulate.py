@@ -61,7 +61,6 @@ def simulate(
     if trace is None:
         raise ConfigError("give a trace to simulate, or --measure MODEL to measure costs")
     from holdover.engine.memory import parse_bytes
-    from holdover.engine.options import CHUNK_SIZE
     from holdover.evaluation.simulate.costs import read_costs
     from holdover.evaluation.simulate.points import grid
     from holdover.evaluation.traces.trace import read_trace
@@ -84,7 +83,7 @@ def simulate(
         state_budget=parse_bytes(budget),
         kv_budget=None if kv_budget is None else parse_bytes(kv_budget),
         max_running=max_running,
-        chunk_size=chunk_size or CHUNK_SIZE,
+        chunk_size=priced.chunk_size if chunk_size is None else chunk_size,
     )
     found = [simulation.run(point, clients) for point in measuring.tracked(points, len(points), "simulating")]
     best = min((one for one in found if one[1] is not None), key=lambda one: _ttft(one[1]), default=None)

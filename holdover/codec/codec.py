@@ -99,7 +99,7 @@ class Codec:
 
     @property
     def staging_bytes(self) -> int:
-        """Most bytes on the pool's device that packing, unpacking and a refresh take beside slots and records.
+        """Bytes on the pool's device that packing, unpacking and a refresh take beside slots and records, on a GPU.
 
         Tables say where each row of a record and of a state lies, twice where a refresh runs; one layer's units are
         taken out and put back at a time.

@@ -288,7 +288,8 @@ class EngineCore:
         return self.limits.chunk_size if self._running else self.limits.idle_chunk_size
 
     def _chunk(self, sequence: Sequence) -> int:
-        is_alone = len(self._running) == 1 and not self._waiting
+        # logits of a whole prompt are many times the rest of a forward
+        is_alone = len(self._running) == 1 and not self._waiting and sequence.request.params.prompt_logprobs is None
         count = min(sequence.remaining, self.limits.idle_chunk_size if is_alone else self.limits.chunk_size)
         stop = sequence.next_checkpoint()
         return count if stop is None else min(count, stop - sequence.computed)

@@ -10,9 +10,12 @@ from holdover.ops.native import linear as native
 from holdover.ops.norm import silu_product
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """``x [..., k] @ weight.T`` with ``weight [n, k]`` of x's dtype; ``[..., n]``."""
-    return native.linear(x, weight) if _is_few(x) else F.linear(x, weight)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x [..., k] @ weight.T + bias`` with ``weight [n, k]`` and ``bias [n]`` of x's dtype; ``[..., n]``."""
+    if not _is_few(x):
+        return F.linear(x, weight, bias)
+    out = native.linear(x, weight)
+    return out if bias is None else out.add_(bias)
 
 
 def gated_mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:

@@ -129,7 +129,8 @@ def _gauges(now: Snapshot) -> Iterator[Metric]:
     for state in ("free", "cached", "locked"):
         rows.add_metric([state], getattr(now.rows, state))
     yield rows
-    sizes = GaugeMetricFamily("holdover_pool_bytes", "Bytes that the pools allocated.", labels=["pool"])
+    about = "Bytes that the pools allocated; staging: the most that packing takes beside them."
+    sizes = GaugeMetricFamily("holdover_pool_bytes", about, labels=["pool"])
     for pool, size in now.pool_bytes.items():
         sizes.add_metric([pool], size)
     yield sizes

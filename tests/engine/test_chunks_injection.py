@@ -48,6 +48,7 @@ POINTS: list[tuple[Any, str]] = [
     (StateTiers, "donate"),
     (StateTiers, "restore"),
     (Step, "convolve"),
+    (Step, "mix"),
     (TreeRows, "allocate"),
     (repair, "rejoin"),
     (repair, "seed"),

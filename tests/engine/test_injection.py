@@ -11,6 +11,7 @@ import torch
 from holdover.engine.runner import Runner
 from holdover.engine.step import Step
 from holdover.errors import CapacityError, CheckpointMismatchError
+from holdover.ops.native.mixing import Mixing
 from holdover.prefix import PrefixCache
 from holdover.prefix.policies import AnyOf, EndOfRequest, EveryN
 from holdover.prefix.rows import TreeRows
@@ -162,9 +163,20 @@ def skip_update(
     return first, second
 
 
-@pytest.mark.parametrize("skipped", [skip_recur, skip_convolve, skip_update])
+def skip_mix(step: Step, layer: int, mixing: Mixing, *, channels: torch.Tensor, **_: torch.Tensor) -> torch.Tensor:
+    heads, _, _, d_v = mixing.sizes
+    return torch.zeros(*channels.shape[:2], heads * d_v)
+
+
+RUNS = [*((name, 5) for name in (TOY, *ARCHITECTURES)), *((name, 1) for name in (TOY, *SMALL))]
+
+
 @pytest.mark.parametrize(
-    ("name", "prompt"), [*((name, 5) for name in (TOY, *ARCHITECTURES)), *((name, 1) for name in (TOY, *SMALL))]
+    ("name", "skipped", "prompt"),
+    [
+        *((name, skipped, prompt) for skipped in (skip_recur, skip_convolve, skip_update) for name, prompt in RUNS),
+        *((name, skip_mix, 1) for name in SMALL),
+    ],
 )
 def test_a_layer_that_does_not_write_fails_loudly(name: str, skipped: Callable, prompt: int) -> None:
     """One layer does not hand its part over; nothing of that request is kept."""
@@ -181,9 +193,9 @@ def test_a_layer_that_does_not_write_fails_loudly(name: str, skipped: Callable, 
         return skipped(step, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Step, method, skipping)
         # part by part, also where one call has all parts
         patch.setattr(Step, "mix", lambda *_, **__: None)
+        patch.setattr(Step, method, skipping)
         patch.setattr(ToyHost, "check", False)
         output = bench.serve(prompt_of(prompt, vocab=VOCAB))
     assert output.finish_reason == "error"

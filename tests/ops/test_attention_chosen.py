@@ -19,8 +19,10 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 def check(
     tokens: int, length: int, heads: tuple[int, int], widths: tuple[int, int], dtype: torch.dtype, rtol: float
 ) -> None:
-    """Queries at some positions of a sequence, strided inputs."""
-    positions = torch.randperm(length)[:tokens].sort().values.to(DEVICE)
+    """Queries at some positions of a sequence in any order, some of them twice; strided inputs."""
+    positions = torch.randint(length, (tokens,))
+    positions[0] = length - 1
+    positions = positions.to(DEVICE)
     q = torch.randn(heads[0], tokens, widths[0], device=DEVICE).to(dtype).transpose(0, 1)
     keys, values = (torch.randn(length, 2, heads[1], width, device=DEVICE).to(dtype)[:, 1] for width in widths)
     out = attend_chosen(q, keys, values, positions, 0.3)

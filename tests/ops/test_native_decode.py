@@ -68,11 +68,23 @@ def test_mlp_is_its_definition(shape: tuple[int, ...], width: int, inner: int, o
 
 @pytest.mark.parametrize("rows", [native.MOST_ROWS, native.MOST_ROWS + 1])
 def test_few_rows_and_many_give_the_same(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, up, down = torch.randn(rows, 24), torch.randn(32, 24), torch.randn(24, 16)
-    found = [linear(x, up), gated_mlp(x, up, down)]
+    x, up, down, bias = torch.randn(rows, 24), torch.randn(32, 24), torch.randn(24, 16), torch.randn(32)
+    found = [linear(x, up), linear(x, up, bias), gated_mlp(x, up, down)]
     monkeypatch.setattr(library, "available", lambda: False)
-    for got, ref in zip(found, [linear(x, up), gated_mlp(x, up, down)], strict=True):
+    for got, ref in zip(found, [linear(x, up), linear(x, up, bias), gated_mlp(x, up, down)], strict=True):
         assert_close("product", got, ref, 1e-5)
+
+
+def test_what_torch_makes_by_default_is_no_concern() -> None:
+    x, weight = torch.randn(3, 24), torch.randn(8, 24)
+    wanted = native.linear(x, weight)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = native.linear(x, weight)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype is torch.float32
+    assert torch.equal(found, wanted)
 
 
 def test_weights_of_other_widths_are_refused() -> None:

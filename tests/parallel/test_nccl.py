@@ -46,7 +46,9 @@ def test_two_gpus_answer_as_one(mode: str, answers: tuple[dict[str, Any], dict[s
     found, wanted = (one[mode] for one in answers)
     for one, other in zip(found, wanted, strict=True):
         assert one["tokens"] == other["tokens"]
-        assert (one["depth"], one["tier"]) == (other["depth"], other["tier"])
+        for name in ("depth", "tier", "refresh_tokens"):
+            assert one[name] == other[name]
         assert_close("logprobs", torch.tensor(one["logprobs"]), torch.tensor(other["logprobs"]), RTOL)
     assert found[1]["depth"] > 0
     assert found[1]["tier"] == "compressed"
+    assert found[1]["refresh_tokens"] > 0

@@ -1,5 +1,6 @@
 """What the connector and deferred decode refuse before anything is allocated."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,10 +63,18 @@ def test_configurations_are_refused(changes: dict[str, Any], message: str) -> No
         Setup.of(config(**changes), None)
 
 
-def test_an_old_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm.__version_tuple__", (0, 26, 0))
-    with pytest.raises(ConfigError, match="too old"):
-        Setup.of(config(), None)
+@pytest.mark.parametrize("version", [(0, 25, 3), (0, 26, 0), (0, 31, 1)])
+def test_an_old_vllm_is_refused_before_anything_of_the_connector_is_imported(
+    version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    plugin.register()
+    monkeypatch.setattr("vllm.__version_tuple__", version)
+    # such a release lacks what the module imports
+    monkeypatch.setitem(sys.modules, "holdover.integrations.vllm.connector.connector", None)
+    with pytest.raises(ConfigError, match="too old for the tier"):
+        KVConnectorFactory.get_connector_class_by_name(plugin.CONNECTOR)
 
 
 def caches(state: Any, rows: Any) -> Any:

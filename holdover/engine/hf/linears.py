@@ -24,5 +24,4 @@ def install(model: nn.Module) -> None:
 
 
 def _forward(module: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    out = linear(x, module.weight)
-    return out if module.bias is None else out + module.bias
+    return linear(x, module.weight, module.bias)

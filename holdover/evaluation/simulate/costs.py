@@ -40,6 +40,7 @@ class Costs:
         decode: forwards of one token of every sequence.
         copy_ms: restoring a dense checkpoint, in milliseconds a byte.
         unpack_ms: restoring a packed one, in milliseconds a byte of the record.
+        chunk_size: most tokens of one prefill forward there while other requests wait.
     """
 
     model: str
@@ -49,6 +50,7 @@ class Costs:
     decode: ForwardCost
     copy_ms: float
     unpack_ms: float
+    chunk_size: int = 512
 
 
 def pairs_of(start: int, count: int) -> int:

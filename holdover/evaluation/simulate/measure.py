@@ -59,6 +59,7 @@ def measure(engine: Engine, machine: str | None = None) -> Costs:
         decode=fit(list(_decodes(engine))),
         copy_ms=copy_ms,
         unpack_ms=unpack_ms,
+        chunk_size=engine.core.limits.chunk_size,
     )
 
 

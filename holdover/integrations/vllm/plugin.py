@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 from holdover.integrations.vllm.decode import models
+from holdover.integrations.vllm.release import refuse_tier_release
 
 CONNECTOR = "HoldoverConnector"
 _MODULE = "holdover.integrations.vllm.connector.connector"
@@ -17,8 +21,21 @@ def register() -> None:
     ``--additional-config`` asks for one.
     """
     try:
-        KVConnectorFactory.register_connector(CONNECTOR, _MODULE, CONNECTOR)
+        KVConnectorFactory.register_connector(CONNECTOR, __name__, CONNECTOR)
     except ValueError:
         # vLLM calls a plugin more than once, and refuses a second registration
         return
     models.register()
+
+
+def __getattr__(name: str) -> Any:
+    """vLLM asks for the connector's class where ``--kv-transfer-config`` names it.
+
+    Raises:
+        ConfigError: the release has no place for it.
+    """
+    if name != CONNECTOR:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    # its modules import what older releases do not have
+    refuse_tier_release()
+    return getattr(import_module(_MODULE), CONNECTOR)

@@ -11,9 +11,18 @@ from torch import Tensor
 from holdover.ops.attention.kernels.chosen import chosen_kernel
 
 INTERPRETED = not isinstance(chosen_kernel, triton.JITFunction)
-# widest heads: a program holds queries, keys and values of a tile in shared memory
-WIDEST = 256
 DTYPES = (torch.bfloat16, torch.float16)
+# shared memory that a program of heads up to so wide takes for its queries, keys and values
+_HELD = {128: 132 << 10, 256: 194 << 10}
+
+
+def serves(q: Tensor, value_width: int) -> bool:
+    """Whether the kernel takes queries ``[T, Hq, D]`` and values of such a width, and fits their GPU."""
+    if q.dtype not in DTYPES:
+        return False
+    width = max(q.shape[-1], value_width)
+    held = next((held for widest, held in _HELD.items() if width <= widest), None)
+    return held is not None and held <= torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin
 
 
 def attend_chosen(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float) -> Tensor:

@@ -82,7 +82,7 @@ def _attend(
     tokens, d_v = len(q), v.shape[-1]
     if positions is not None and window is None and has_triton(q.device.type):
         chosen = import_module("holdover.ops.attention.chosen")
-        if q.dtype in chosen.DTYPES and max(q.shape[-1], d_v) <= chosen.WIDEST:
+        if chosen.serves(q, d_v):
             out: Tensor = chosen.attend_chosen(q, k.to(q.dtype), v.to(q.dtype), positions, scale)
             return out
     width = max(q.shape[-1], d_v)  # the fast path wants equal widths; zeros change neither scores nor outputs

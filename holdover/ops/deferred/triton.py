@@ -62,6 +62,10 @@ def step(
     inputs = _checked(base, log, inputs, leading=1)
     if out is None:
         out = torch.empty(inputs.v.shape, dtype=inputs.q.dtype, device=inputs.q.device)
+    elif out.shape != inputs.v.shape or out.dtype != inputs.q.dtype or not out.is_contiguous():
+        raise ConfigError(
+            f"out is {tuple(out.shape)} {out.dtype}, want contiguous {tuple(inputs.v.shape)} {inputs.q.dtype}"
+        )
     step_kernel[(batch * layout.heads * (layout.d_v // tiling.columns),)](
         *_state(base, log),
         *cursor,

@@ -25,6 +25,11 @@ def rows(x: Tensor, inner: int) -> Tensor:
     return x
 
 
+def room(*shape: int) -> Tensor:
+    """Where a function will write, fp32 on the CPU: whatever torch makes by default, C writes four bytes a number."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
 def check_pool(pool: Tensor, slots: Tensor, batch: int, shape: tuple[int, ...]) -> None:
     """Check where a function will write, for C would write anywhere.
 

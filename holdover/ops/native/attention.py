@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from holdover.ops.native.arguments import check_shapes, rows, threads
+from holdover.ops.native.arguments import check_shapes, room, rows, threads
 from holdover.ops.native.library import Attention, call
 
 # rows that are worked on together, as in the C source
@@ -47,11 +47,10 @@ def attend_one(q: Tensor, keys: Tensor, values: Tensor, sequences: Sequence[Tens
     first, last = together.aminmax()
     if int(first) < 0 or int(last) >= count:
         raise IndexError(f"rows {int(first)} to {int(last)} are not all among the {count} of the planes")
-    queries, ends = rows(q, 2), torch.tensor(list(accumulate(lengths)))
+    queries, ends = rows(q, 2), torch.tensor(list(accumulate(lengths)), device="cpu")
     queries = queries if queries.stride(0) == query_heads * d_k else queries.contiguous()
     parts = sum(-(-length // _PART) for length in lengths)
-    room = torch.empty(parts, query_heads, d_v + 2)
-    out = torch.empty(batch, 1, query_heads, d_v)
+    sums, out = room(parts, query_heads, d_v + 2), room(batch, 1, query_heads, d_v)
     call(
         Attention(
             batch,
@@ -69,7 +68,7 @@ def attend_one(q: Tensor, keys: Tensor, values: Tensor, sequences: Sequence[Tens
             together.data_ptr(),
             ends.data_ptr(),
             scale,
-            room.data_ptr(),
+            sums.data_ptr(),
             out.data_ptr(),
         )
     )

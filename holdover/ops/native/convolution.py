@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from holdover.ops.conv.torch import check
-from holdover.ops.native.arguments import check_pool, check_shapes, rows, threads
+from holdover.ops.native.arguments import check_pool, check_shapes, room, rows, threads
 from holdover.ops.native.library import Convolution, call
 
 # taps that the C source has room for
@@ -41,7 +40,7 @@ def sequence(
     if offset is not None:
         check_shapes([offset], [(channels,)])
     check_pool(pool, slots, batch, (width - 1, channels))
-    out = torch.empty(x.shape)
+    out = room(*x.shape)
     call(
         Convolution(
             pool.data_ptr(),

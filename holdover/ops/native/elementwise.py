@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-import torch
 from torch import Tensor
 
-from holdover.ops.native.arguments import check_shapes, rows, threads
+from holdover.ops.native.arguments import check_shapes, room, rows, threads
 from holdover.ops.native.library import Norm, Product, call
 
 
@@ -40,7 +39,7 @@ def norm(
     values, weight = _by_row(x), rows(weight, 1)
     gates = values if gate is None else _by_row(gate)
     check_shapes([weight, x if gate is None else gate], [x.shape[-1:], x.shape])
-    out = torch.empty(x.shape)
+    out = room(*x.shape)
     call(
         Norm(
             *values.shape,
@@ -66,7 +65,7 @@ def silu_product(gate: Tensor, x: Tensor) -> Tensor:
     """
     check_shapes([gate], [x.shape])
     gates, values = (rows(y, 1).reshape(-1, y.shape[-1]) for y in (gate, x))
-    out = torch.empty(x.shape)
+    out = room(*x.shape)
     call(
         Product(
             *values.shape,

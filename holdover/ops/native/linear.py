@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from holdover.ops.native.arguments import check_shapes, rows, threads
+from holdover.ops.native.arguments import check_shapes, room, rows, threads
 from holdover.ops.native.library import Linear, Mlp, Product, call
 
 # with more rows MKL's products are the faster ones
@@ -28,7 +27,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     inputs, weight = rows(x, 1).reshape(-1, x.shape[-1]), rows(weight, 2)
     outputs = weight.shape[0]
     check_shapes([weight], [(outputs, x.shape[-1])])
-    out = torch.empty(*x.shape[:-1], outputs)
+    out = room(*x.shape[:-1], outputs)
     call(_product(inputs, weight, out.data_ptr()))
     return out
 
@@ -50,8 +49,8 @@ def gated_mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     inputs, up, down = rows(x, 1).reshape(-1, x.shape[-1]), rows(up, 2), rows(down, 2)
     count, outputs, width = inputs.shape[0], *down.shape
     check_shapes([up], [(2 * width, x.shape[-1])])
-    projected, gated = torch.empty(count, 2 * width), torch.empty(count, width)
-    out = torch.empty(*x.shape[:-1], outputs)
+    projected, gated = room(count, 2 * width), room(count, width)
+    out = room(*x.shape[:-1], outputs)
     start = projected.data_ptr()
     product = Product(count, width, 1, start, start + 4 * width, 2 * width, 2 * width, gated.data_ptr())
     call(Mlp(_product(inputs, up, start), product, _product(gated, down, out.data_ptr())))

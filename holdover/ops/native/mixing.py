@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from holdover.ops.native.arguments import check_pool, check_shapes, rows, threads
+from holdover.ops.native.arguments import check_pool, check_shapes, room, rows, threads
 from holdover.ops.native.convolution import WIDEST
 from holdover.ops.native.library import Convolution, Gates, Norm, Recurrence, Timed, call
 from holdover.ops.native.library import Mixing as Arguments
@@ -111,9 +110,9 @@ class Mixing:
         check_pool(histories, slots, batch, (width - 1, total))
         check_pool(states, slots, batch, (heads, d_k, d_v))
 
-        convolved, gated = torch.empty(batch, total), torch.empty(2, batch, heads)
-        out = torch.empty(batch, self._values)
-        read = out if self.norm is None else torch.empty_like(out)
+        convolved, gated = room(batch, total), room(2, batch, heads)
+        out = room(batch, self._values)
+        read = out if self.norm is None else room(batch, self._values)
         call(
             Arguments(
                 self._convolution(histories, slots, channels, convolved),

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-import torch
 from torch import Tensor
 
-from holdover.ops.native.arguments import check_pool, check_shapes, rows, threads
+from holdover.ops.native.arguments import check_pool, check_shapes, room, rows, threads
 from holdover.ops.native.library import Recurrence, call, timed
 
 
@@ -72,7 +71,7 @@ def _run(
     decays = (*per_head, d_k) if family is Family.KDA else per_head
     check_shapes(inputs, [keys, keys, (*per_head, d_v), decays, per_head])
     check_pool(pool, slots, batch, (heads, d_k, d_v))
-    out = torch.empty(values.shape)
+    out = room(*values.shape)
     call(
         Recurrence(
             pool.data_ptr(),

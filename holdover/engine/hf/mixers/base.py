@@ -13,6 +13,7 @@ from holdover.arch.layout import RecurrentLayer
 from holdover.engine.step import Step
 from holdover.errors import UnsupportedArchitectureError
 from holdover.ops.linear import linear
+from holdover.ops.native.convolution import WIDEST
 
 # sums a tensor over the ranks, in place
 Total = Callable[[torch.Tensor], torch.Tensor]
@@ -102,9 +103,10 @@ def conv_weight(conv1d: nn.Conv1d) -> torch.Tensor:
     return weight.mT.contiguous().mT
 
 
-def is_compilable(*parameters: torch.Tensor) -> bool:
-    """Whether the compiled functions may read a layer's parameters."""
-    return all(x.is_cpu and x.dtype is torch.float32 for x in parameters)
+def is_compilable(conv1d: nn.Conv1d, *parameters: torch.Tensor) -> bool:
+    """Whether the compiled functions may read a layer's parameters as they lie: its convolution's, and these."""
+    read = (conv1d.weight, *parameters)
+    return conv1d.weight.shape[-1] <= WIDEST and all(x.is_cpu and x.dtype is torch.float32 for x in read)
 
 
 def install(

@@ -34,7 +34,7 @@ class GatedDeltaMixer(Mixer):
         super().__init__(module, layer)
         self.conv_weight = conv_weight(module.conv1d)
         self.project, self.norm, self.output = project, norm, output
-        self.mixing = self._mixing() if is_compilable(self.conv_weight, module.A_log, norm.weight) else None
+        self.mixing = self._mixing() if is_compilable(module.conv1d, norm.weight) else None
 
     @staticmethod
     def resize(module: Any, layer: RecurrentLayer, spanning: Total | None) -> None:

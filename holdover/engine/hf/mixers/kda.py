@@ -36,7 +36,7 @@ class KimiDeltaMixer(Mixer):
         # one rate per head over one bias per (head, key channel)
         self.a_log = m.forget_gate.A_log.view(m.num_heads, 1)
         self.dt_bias = m.forget_gate.dt_bias.view(m.num_heads, m.head_dim)
-        self.mixing = self._mixing() if is_compilable(self.conv_weight, m.o_norm.weight) else None
+        self.mixing = self._mixing() if is_compilable(m.conv1d, m.o_norm.weight) else None
 
     @staticmethod
     def resize(module: Any, layer: RecurrentLayer, spanning: Total | None) -> None:

@@ -29,7 +29,7 @@ class Mamba2Mixer(Mixer):
         self.conv_widths = [m.intermediate_size] + [m.n_groups * m.ssm_state_size] * 2
         # parameters without a time axis, in the precision of the state
         self.fixed = {"a": -m.A_log.data.float().exp(), "d": m.D.data.float()}
-        self.mixing = self._mixing() if is_compilable(self.conv_weight, m.A_log) else None
+        self.mixing = self._mixing() if is_compilable(m.conv1d) else None
 
     @staticmethod
     def resize(module: Any, layer: RecurrentLayer, spanning: Total | None) -> None:

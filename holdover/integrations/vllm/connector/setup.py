@@ -28,7 +28,6 @@ from holdover.weights.source import resolve
 # vLLM prints what is logged below its own name
 logger = init_logger("vllm.holdover")
 
-_OLDEST = (0, 32)
 # families whose pages were compared with the core's own states
 _FAMILIES = frozenset({"gdn"})
 
@@ -113,11 +112,6 @@ class Setup:
 
 
 def _refuse(vllm_config: Any) -> None:
-    version = vllm.__version_tuple__[:2]
-    if version < _OLDEST:
-        raise ConfigError(f"vLLM {vllm.__version__} is too old for the tier: install 0.32 or newer")
-    if version > _OLDEST:
-        logger.warning_once("holdover: vLLM %s was never tried; 0.32 was", vllm.__version__)
     transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
     if transfer.kv_load_failure_policy != "recompute":
         raise ConfigError('set "kv_load_failure_policy": "recompute" in --kv-transfer-config: no request is to fail')

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -12,15 +13,18 @@ from torch import Tensor
 from vllm.forward_context import get_forward_context, override_forward_context
 from vllm.model_executor.layers.mamba.gdn.base import GatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_update
 
 from holdover.integrations.vllm.decode.backend import DeferredBackend, DeferredBuilder, DeferredMetadata
 from holdover.integrations.vllm.decode.cursor import GroupCursor
 from holdover.integrations.vllm.decode.pages import STATES, PageLayout
-from holdover.integrations.vllm.decode.release import convolve
 from holdover.integrations.vllm.decode.setup import interval_of
 from holdover.ops.conv.torch import step as conv_step
 from holdover.ops.deferred.family import Family, Inputs
 from holdover.ops.forms import deferred_form
+
+# 0.26 has none, and writes over the input
+_HAS_OUT = "out" in signature(causal_conv1d_update).parameters
 
 
 class DeferredLayer(GatedDeltaNetAttention):  # type: ignore[misc]
@@ -87,7 +91,11 @@ class DeferredLayer(GatedDeltaNetAttention):  # type: ignore[misc]
         """One input of every sequence that decodes, ``[n, C]``, through the convolution; the pages' inputs move on."""
         if x.is_cuda:
             weight, pages = self.conv1d.weight.flatten(1), metadata.non_spec_state_indices_tensor[: len(x)]
-            return convolve(x, self._inputs.transpose(1, 2), weight, self.conv1d.bias, pages)
+            conv, bias = self._inputs.transpose(1, 2), self.conv1d.bias
+            # what vLLM's kernel would overwrite is a view of the projection, whose other parts are read later
+            own = {"out": torch.empty_like(x)} if _HAS_OUT else {}
+            out: Tensor = causal_conv1d_update(x, conv, weight, bias, "silu", conv_state_indices=pages, **own)
+            return out
         # vLLM packs the weights for its CPU kernel where the processor has one, and keeps them beside
         weight = getattr(self.conv1d, "_cpu_unpacked_conv_weight", self.conv1d.weight).reshape(x.shape[1], -1)
         return conv_step(self._inputs, metadata.slots[: len(x)], x, weight, self.conv1d.bias, "silu")

@@ -6,7 +6,7 @@ from typing import Any
 
 from holdover.errors import ConfigError
 from holdover.integrations.vllm.config import DecodeConfig, has_tier_settings
-from holdover.integrations.vllm.decode.release import refuse_release
+from holdover.integrations.vllm.release import refuse_decode_release
 
 
 def interval_of(vllm_config: Any) -> int | None:
@@ -35,7 +35,7 @@ def interval_of(vllm_config: Any) -> int | None:
 
 def _refuse(vllm_config: Any) -> None:
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
-    refuse_release(vllm_config)
+    refuse_decode_release(vllm_config)
     if vllm_config.speculative_config is not None:
         raise ConfigError("deferred decode does not verify drafts: leave out speculative decoding, or decode")
     if parallel.world_size != parallel.tensor_parallel_size:

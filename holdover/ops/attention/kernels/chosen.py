@@ -36,7 +36,7 @@ def chosen_kernel(
     interpreted: tl.constexpr,
 ) -> None:
     """Program ``(tile of queries, query head)``; ``scale`` is to base 2. Tiles with the most keys start first."""
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     query = ((tl.num_programs(0) - 1 - tl.program_id(0)) * rows + tl.arange(0, rows)).to(tl.int64)
     real = query < tokens
     # a query that is not there sees the first key, as all do

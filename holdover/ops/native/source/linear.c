@@ -41,7 +41,7 @@ INLINE void tile(const linear *l, int64_t row, int64_t output, const int count, 
 /* All rows by `wide` outputs, whose weights stay in the nearest cache meanwhile. */
 INLINE void rows(const linear *l, int64_t output, const int wide) {
     int64_t row = 0;
-    for (; row + 4 <= l->rows; row += 4) tile(l, row, output, 4, wide);
+    for (; row + ROWS <= l->rows; row += ROWS) tile(l, row, output, ROWS, wide);
     if (l->rows - row == 3) tile(l, row, output, 3, wide);
     if (l->rows - row == 2) tile(l, row, output, 2, wide);
     if (l->rows - row == 1) tile(l, row, output, 1, wide);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 import triton
@@ -21,8 +22,16 @@ def serves(q: Tensor, value_width: int) -> bool:
     if q.dtype not in DTYPES:
         return False
     width = max(q.shape[-1], value_width)
+    index = q.device.index
     held = next((held for widest, held in _HELD.items() if width <= widest), None)
-    return held is not None and held <= torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin
+    return held is not None and held <= _shared_memory(torch.cuda.current_device() if index is None else index)
+
+
+@cache
+def _shared_memory(device: int) -> int:
+    """Bytes of shared memory that a program may have on a GPU."""
+    found: int = triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"]
+    return found
 
 
 def attend_chosen(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float) -> Tensor:

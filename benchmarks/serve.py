@@ -69,8 +69,11 @@ def bundled(name: str, source: Path, threads: int, *, quick: bool) -> Model:
     path = resolve(name).path
     preset = QUICK if quick else PRESETS["small"]
     trace = frozen(name, path, preset, list(open_recordings(source)), source.name)
+    # at one sixth, packed as INT8, the last states of 12 conversations fit, and dense ones do not
     scale = (
-        Scale(6, (2,), (1 / 3,), SEEDS[:1], (64, 16)) if quick else Scale(12, (4, 2), (1 / 8, 1 / 6), SEEDS, (64, 16))
+        Scale(6, (2,), (1 / 3,), SEEDS[:1], (64, 16), "int8")
+        if quick
+        else Scale(12, (4, 2), (1 / 6, 1 / 4), SEEDS[:2], (64, 16), "int8")
     )
     room = Room(_BUNDLED_ROOM.chunk_size, _BUNDLED_ROOM.kv_budget, threads)
     return Model(name, name, trace, scale, room, {"weights": "trained"})

@@ -64,6 +64,7 @@ class Scale:
         shares: state budgets as shares of the trace's working set, the main one first.
         seeds: runs of the dense arm and the chosen one; others make the first.
         windows: W_max of the chosen arm, and a second one.
+        element: how their packed checkpoints store what they retain.
     """
 
     clients: int
@@ -71,6 +72,7 @@ class Scale:
     shares: tuple[float, ...]
     seeds: tuple[int, ...]
     windows: tuple[int, int]
+    element: Element = "full"
 
     def facts(self) -> dict[str, Any]:
         """For a file of results."""
@@ -79,24 +81,24 @@ class Scale:
 
 def grid(model: str, scale: Scale) -> Iterator[tuple[Setup, tuple[int, ...]]]:
     """Servers on one device and the seeds of their runs."""
-    chosen, other = scale.windows
+    (chosen, other), element = scale.windows, scale.element
     share, limit, first = scale.shares[0], scale.limits[0], scale.seeds[:1]
 
     def pair(share: float, limit: int, seeds: tuple[int, ...]) -> Iterator[tuple[Setup, tuple[int, ...]]]:
         yield Setup(model, "dense", None, share, limit), seeds
-        yield Setup(model, "nr", chosen, share, limit), seeds
+        yield Setup(model, "nr", chosen, share, limit, element), seeds
 
     yield from pair(share, limit, scale.seeds[:_AT_ONCE])
-    yield Setup(model, "nr", other, share, limit), first
-    yield Setup(model, "wr", chosen, share, limit), first
-    yield Setup(model, "wr", other, share, limit), first
+    yield Setup(model, "nr", other, share, limit, element), first
+    yield Setup(model, "wr", chosen, share, limit, element), first
+    yield Setup(model, "wr", other, share, limit, element), first
     for number, fewer in enumerate(scale.limits[1:]):
         yield from pair(share, fewer, first)
         if not number and (rest := scale.seeds[_AT_ONCE:]):
             yield from pair(share, limit, rest)
     for budget in scale.shares[1:]:
         yield from pair(budget, limit, first)
-    yield Setup(model, "nr", chosen, share, limit, "int8"), first
+    yield Setup(model, "nr", chosen, share, limit, "full" if element == "int8" else "int8"), first
 
 
 def placements(model: str, scale: Scale, ranks: int) -> Iterator[tuple[Setup, tuple[int, ...]]]:
@@ -104,5 +106,5 @@ def placements(model: str, scale: Scale, ranks: int) -> Iterator[tuple[Setup, tu
     share, limit, first = scale.shares[0], scale.limits[0], scale.seeds[:1]
     modes: tuple[PlacementMode, ...] = ("off", "hybrid", "storage")
     for mode in modes:
-        yield Setup(model, "nr", scale.windows[0], share, limit, placement=mode, ranks=ranks), first
+        yield Setup(model, "nr", scale.windows[0], share, limit, scale.element, mode, ranks), first
     yield Setup(model, "dense", None, share, limit, ranks=ranks), first

@@ -23,6 +23,7 @@ from holdover.evaluation.latency import mean
 MEANS = ("ttft_mean_ms", "ttft_p95_ms", "e2e_mean_ms", "e2e_p95_ms", "hit")
 # what two runs of one server have alike
 SETUP = ("model", "arm", "w_max", "element", "placement", "ranks", "share", "server_limit")
+_ABOUT = ("weights", "layers", "published_layers")
 
 
 def groups(rows: Sequence[Row]) -> Iterator[tuple[Row, list[Row]]]:
@@ -44,7 +45,8 @@ def compared(rows: Sequence[Row]) -> list[Row]:
     every = [(setup, own) for setup, own in groups(rows)]
     found = []
     for setup, own in every:
-        line = setup | means(own) | {"runs": len(own), "slots": own[0]["slots"], "slots_of": own[0]["slots_of"]}
+        line = setup | means(own) | {"runs": len(own), "seeds": sorted(row["seed"] for row in own)}
+        line |= {name: own[0][name] for name in ("slots", "slots_of")}
         line["predicted"] = own[0].get("predicted")
         beside = ("model", "ranks", "share", "server_limit")
         dense = next((o for s, o in every if s["arm"] == "dense" and all(s[n] == setup[n] for n in beside)), [])
@@ -56,6 +58,12 @@ def compared(rows: Sequence[Row]) -> list[Row]:
             line["change"] = {name: same[name] / theirs[name] - 1 for name in MEANS if name != "hit"}
         found.append(line)
     return found
+
+
+def described(rows: Sequence[Row], models: Sequence[dict[str, Any]]) -> list[Row]:
+    """The same with what each server's model is."""
+    said = {model["name"]: {x: model[x] for x in _ABOUT if x in model} for model in models}
+    return [line | said.get(line["model"], {}) for line in compared(rows)]
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -118,7 +126,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     document["rows"] = rows
-    document["compared"] = compared(rows)
+    document["compared"] = described(rows, document["models"])
     show(rows)
     options.out.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     common.console.print(f"wrote {options.out}")

@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from holdover.engine.sampling import TokenLogprob, adjust, choose, logprobs_of
+from holdover.engine.drawing import Wanted, draw
+from holdover.engine.sampling import TokenLogprob, adjust, logprobs_of
 from holdover.engine.sequence import Sequence
 from holdover.errors import HoldoverError, RequestError
 
@@ -73,13 +74,15 @@ def choose_tokens(
     """
     # once for all of them, since it waits for the device
     largest, best = (x.tolist() for x in logits.max(dim=-1))
+    drawn = _drawn(sequences, logits)
     chosen = []
     for row, sequence in enumerate(sequences):
         walk = _Walk(sequence)
         try:
             if first is not None and not sequence.num_generated and math.isfinite(largest[row][0]):
                 first(sequence, logits[row, 0])
-            walk.run(row, largest[row], best[row], logits, drafts[row] if drafts is not None else ())
+            likely = drawn.get(row, best[row])
+            walk.run(row, largest[row], likely, logits, drafts[row] if drafts is not None else ())
         except RequestError as error:
             # the client's own doing, such as a grammar that cannot be followed
             logger.info("request %s got no next token: %s", sequence.request.id, error)
@@ -89,6 +92,27 @@ def choose_tokens(
             walk.error = error
         chosen.append(walk.choice())
     return chosen
+
+
+def _drawn(sequences: Tokens[Sequence], logits: torch.Tensor) -> dict[int, list[int]]:
+    """By row, what each sequence that samples from the model's own logits would draw at each of its positions."""
+    rows = [row for row, sequence in enumerate(sequences) if _draws_plainly(sequence)]
+    if not rows:
+        return {}
+    positions = logits.shape[1]
+    wanted = [
+        Wanted(sequences[row].request.params, sequences[row].uniforms[sequences[row].num_generated + i])
+        for row in rows
+        for i in range(positions)
+    ]
+    own = logits if len(rows) == len(sequences) else logits[rows]
+    tokens = draw(own.flatten(0, 1), wanted)
+    return {row: tokens[i * positions : (i + 1) * positions] for i, row in enumerate(rows)}
+
+
+def _draws_plainly(sequence: Sequence) -> bool:
+    params = sequence.request.params
+    return bool(params.temperature) and not params.adjusts and sequence.constraint is None
 
 
 class _Walk:
@@ -104,7 +128,7 @@ class _Walk:
         self._reason: str | None = None
         self.error: Exception | None = None
 
-    def run(self, row: int, largest: list[float], best: list[int], logits: torch.Tensor, drafts: Tokens[int]) -> None:
+    def run(self, row: int, largest: list[float], likely: list[int], logits: torch.Tensor, drafts: Tokens[int]) -> None:
         sequence = self._sequence
         if sequence.max_tokens == 0:
             # it was run for its prompt alone
@@ -114,7 +138,7 @@ class _Walk:
             # a maximum is NaN as soon as one logit is
             if not math.isfinite(largest[i]):
                 raise HoldoverError("the model's logits are not finite")
-            token, reported = next_token(sequence, best[i], logits, (row, i))
+            token, reported = next_token(sequence, likely[i], logits, (row, i))
             self._text += sequence.take(token)
             self._tokens.append(token)
             self._logprobs += reported
@@ -131,26 +155,27 @@ class _Walk:
 
 
 def next_token(
-    sequence: Sequence, best: int, logits: torch.Tensor, at: tuple[int, int]
+    sequence: Sequence, likely: int, logits: torch.Tensor, at: tuple[int, int]
 ) -> tuple[int, list[TokenLogprob]]:
     """The next token, forced or sampled, and its log probability if that was asked for.
 
-    Mutates the sequence's generator and its list of log probabilities.
+    Mutates the sequence's list of log probabilities.
 
     Args:
         sequence: has nothing left to compute.
-        best: the most probable token.
+        likely: the token that the model's own logits give it.
         logits: fp32 ``[B, T, vocabulary]``.
-        at: which of them are the token's; only looked at where the best one does not answer everything.
+        at: which of them are the token's; only looked at where ``likely`` does not answer everything.
     """
     params = sequence.request.params
     if (index := sequence.num_generated) < len(params.forced):
         token = params.forced[index]
     elif params.adjusts or sequence.constraint is not None:
         own = _own_logits(sequence, logits[at])
-        token = choose(own, int(own.argmax()), params, sequence.generator)
+        wanted = Wanted(params, sequence.uniforms[index])
+        token = draw(own.unsqueeze(0), [wanted])[0] if params.temperature else int(own.argmax())
     else:
-        token = choose(logits[at], best, params, sequence.generator) if params.temperature else best
+        token = likely
     if params.logprobs is None:
         return token, []
     reported = logprobs_of(logits[at].unsqueeze(0), [token], params.logprobs)

@@ -121,11 +121,6 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
-def choose(logits: torch.Tensor, best: int, p: SamplingParams, generator: torch.Generator | None) -> int:
-    """Choose a token from ``logits [vocabulary]`` (fp32), whose largest is at ``best``. Advances the generator."""
-    return _draw(logits, best, p, generator) if p.temperature else best
-
-
 def adjust(logits: torch.Tensor, p: SamplingParams, prompt: torch.Tensor, generated: Sequence[int]) -> torch.Tensor:
     """Logits with penalties and biases applied; the argument stays as it is.
 
@@ -164,27 +159,6 @@ def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[T
     values, ids = scores.topk(min(top, scores.shape[-1]), dim=-1)
     best = [tuple(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
     return [TokenLogprob(t, s, b) for t, s, b in zip(tokens, chosen, best, strict=True)]
-
-
-def _draw(logits: torch.Tensor, best: int, p: SamplingParams, generator: torch.Generator | None) -> int:
-    assert p.temperature
-    # differences to the largest cannot overflow upwards, however low the temperature; denormals would divide as zero
-    scores = (logits - logits[best]) / max(p.temperature, torch.finfo(torch.float32).tiny)
-    ids = None
-    if p.top_k and p.top_k < scores.shape[-1]:
-        scores, ids = scores.topk(p.top_k)
-    probabilities = scores.softmax(dim=-1)
-    if p.min_p:
-        probabilities = probabilities * (probabilities >= p.min_p * probabilities.max())
-    if p.top_p is not None and p.top_p < 1.0:
-        ordered, order = probabilities.sort(descending=True)
-        # a token stays if the mass before it is short of top_p; the most probable one always does
-        keep = ordered.cumsum(0) - ordered < p.top_p * ordered.sum()
-        keep[0] = True
-        probabilities = torch.zeros_like(probabilities).scatter_(0, order, ordered * keep)
-    # generators live on the CPU: the same seed gives the same draws whatever the device
-    choice = int(torch.multinomial(probabilities.cpu(), 1, generator=generator))
-    return choice if ids is None else int(ids[choice])
 
 
 def _between(name: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:

@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 
 from holdover.chunks import Repair
+from holdover.engine.drawing import Uniforms
 from holdover.engine.grammar import Constraint
 from holdover.engine.request import CacheReport, Output, Request, Timing
 from holdover.engine.rows import RowTable
@@ -82,7 +83,7 @@ class Sequence:
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
         self.cache: CacheReport | None = None
-        self.generator = _generator(request.params.seed)
+        self.uniforms = Uniforms(request.params.seed)
         # nobody asked for it and nobody is told of it
         self.is_shadow = False
         self._place: Place | None = None
@@ -208,15 +209,6 @@ class Sequence:
             prompt_logprobs=tuple(self.prompt_logprobs) if params.prompt_logprobs is not None else None,
             error=error,
         )
-
-
-def _generator(seed: int | None) -> torch.Generator:
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed & 0xFFFF_FFFF_FFFF_FFFF)
-    return generator
 
 
 def _not_started(request: Request) -> CacheReport:

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from holdover.engine.sampling import SamplingDefaults, SamplingParams, choose
+from holdover.engine.drawing import Uniforms, Wanted, draw
+from holdover.engine.sampling import SamplingDefaults, SamplingParams
 from holdover.errors import RequestError
 from tests.engine.harness import TOY, Bench, prompt_of, reference
 from tests.engine.toy import VOCAB
@@ -52,8 +53,8 @@ def expected(logits: torch.Tensor, temperature: float, top_k: int, top_p: float,
 def test_distribution(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     logits = torch.randn(8, generator=torch.Generator().manual_seed(3)) * 1.5
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    generator = torch.Generator().manual_seed(0)
-    counts = Counter(choose(logits, int(logits.argmax()), params, generator) for _ in range(DRAWS))
+    uniforms = Uniforms(0)
+    counts = Counter(draw(logits.expand(DRAWS, -1), [Wanted(params, uniforms[i]) for i in range(DRAWS)]))
     wanted = expected(logits, temperature, top_k, top_p, min_p)
     assert set(counts) <= set(wanted.nonzero().flatten().tolist()), "outside the support"
     for token, probability in enumerate(wanted.tolist()):
@@ -67,13 +68,42 @@ def test_distribution(temperature: float, top_k: int, top_p: float, min_p: float
 def test_temperatures_near_zero_are_greedy(temperature: float, scale: float) -> None:
     """No overflow: one request's temperature must not stop the engine."""
     logits = scale * torch.tensor([1.0, 5.0, 3.0])
-    assert choose(logits, 1, SamplingParams(temperature=temperature), torch.Generator()) == 1
+    assert draw(logits.unsqueeze(0), [Wanted(SamplingParams(temperature=temperature), 0.9)]) == [1]
 
 
 @pytest.mark.parametrize("top_p", [1e-6, 1e-45, 5e-324])
 def test_top_p_near_zero_keeps_the_most_probable(top_p: float) -> None:
     logits = torch.tensor([1.0, 1.1, 1.0])
-    assert choose(logits, 1, SamplingParams(temperature=1.0, top_p=top_p), torch.Generator()) == 1
+    assert draw(logits.unsqueeze(0), [Wanted(SamplingParams(temperature=1.0, top_p=top_p), 0.9)]) == [1]
+
+
+ENDS = [0.0, 1 - 2**-53]
+
+
+@pytest.mark.parametrize("uniform", ENDS)
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}])
+def test_what_has_no_probability_is_never_drawn(params: dict, uniform: float) -> None:
+    logits = torch.full((1, 9), -torch.inf)
+    logits[0, 3:6] = torch.tensor([1.0, 3.0, 2.0])
+    assert draw(logits, [Wanted(SamplingParams(temperature=1.0, **params), uniform)])[0] in {3, 4, 5}
+
+
+def test_a_row_draws_alone_what_it_draws_in_company() -> None:
+    logits = torch.randn(150, 40, generator=torch.Generator().manual_seed(5))
+    logits[7] = torch.nan
+    kinds = [{}, {"top_k": 4}, {"top_p": 0.7}, {"top_k": 30, "top_p": 0.9}, {"min_p": 0.1}, {"top_k": 50}]
+    uniforms = Uniforms(1)
+    wanted = [
+        Wanted(SamplingParams(temperature=0.5 + i % 3, **kinds[i % len(kinds)]), uniforms[i])
+        for i in range(len(logits))
+    ]
+    assert draw(logits, wanted) == [draw(row.unsqueeze(0), [one])[0] for row, one in zip(logits, wanted, strict=True)]
+
+
+def test_uniforms_follow_from_seed_and_index() -> None:
+    ahead, again = Uniforms(3), Uniforms(3)
+    assert [ahead[i] for i in (4, 0, 2)] == [[again[i] for i in range(5)][i] for i in (4, 0, 2)]
+    assert len({Uniforms(seed)[0] for seed in (1, -1, 2**63, None, None)}) == 5
 
 
 @pytest.mark.parametrize(

@@ -14,31 +14,27 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import common, serve_report
-from benchmarks.common import Row
 from benchmarks.serve_arms import Room, Servers
+from benchmarks.serve_flags import arguments
 from benchmarks.serve_grid import Scale, Setup, grid, placements
+from benchmarks.serve_models import SHAPES, write_model
+from benchmarks.serve_traces import PASTED, PRESETS, QUICK, SEEDS, frozen, words
 from holdover.cli.loading import join
-from holdover.engine.hf.tokenizer import Tokenizer
 from holdover.engine.parallel.ranks import Ranks
 from holdover.errors import HoldoverError
 from holdover.evaluation.journal import Journal
-from holdover.evaluation.traces.build import PRESETS, Preset, build_trace
-from holdover.evaluation.traces.reader import Conversation
-from holdover.evaluation.traces.sources import open_recordings
 from holdover.evaluation.traces.trace import Trace, write_trace
 from holdover.weights.source import resolve
 
-RECORDING = Path(__file__).parent / "data" / "article_trace.json"
-QUICK = Preset("quick", conversations=6, turns=3, shortest=256, longest=1024, context=2048, reply=24)
-SEEDS = (1, 2, 3, 4, 5)
 _BUNDLED_ROOM = Room(chunk_size=256, kv_budget=256 << 20, threads=2)
 _SHAPED_ROOM = Room(chunk_size=2048, kv_budget=2 << 30, threads=8)
 
@@ -66,9 +62,7 @@ class Model:
 
 def bundled(name: str, source: Path, threads: int, *, quick: bool) -> Model:
     """A model with trained weights, asked a recording's conversations."""
-    path = resolve(name).path
-    preset = QUICK if quick else PRESETS["small"]
-    trace = frozen(name, path, preset, list(open_recordings(source)), source.name)
+    trace = frozen(name, resolve(name).path, QUICK if quick else PRESETS["small"], source)
     # at one sixth, packed as INT8, the last states of 12 conversations fit, and dense ones do not
     scale = (
         Scale(6, (2,), (1 / 3,), SEEDS[:1], (64, 16), "int8")
@@ -81,21 +75,12 @@ def bundled(name: str, source: Path, threads: int, *, quick: bool) -> Model:
 
 def shaped(name: str, folder: Path, seeds: tuple[int, ...]) -> Model:
     """A model of random weights, asked pasted conversations."""
-    from benchmarks.serve_models import SHAPES, write_model
-    from benchmarks.serve_traces import PASTED, SOURCE, pasted, words
-
     shape = SHAPES[name]
     path = write_model(name, folder / name, words(), "cuda" if torch.cuda.is_available() else "cpu")
-    trace = frozen(name, path, PASTED, list(pasted(PASTED.conversations)), SOURCE)
+    trace = frozen(name, path, PASTED, None)
     scale = Scale(PASTED.conversations, (32, 16, 8), shape.shares, seeds, shape.windows)
     about = {"weights": "random", "layers": shape.layers, "published_layers": shape.in_full, "note": shape.note}
     return Model(name, str(path), trace, scale, _SHAPED_ROOM, about)
-
-
-def frozen(name: str, path: Path, preset: Preset, recorded: list[Conversation], source: str) -> Trace:
-    """The requests of a preset for a model's tokenizer."""
-    tokenizer = Tokenizer(path)
-    return build_trace(recorded, preset, tokenizer, tokenizer.end_tokens, model=name, source=source, seeds=SEEDS)
 
 
 def run(model: Model, options: Namespace, journal: Journal, ends: float, ranks: Ranks | None) -> None:
@@ -103,13 +88,9 @@ def run(model: Model, options: Namespace, journal: Journal, ends: float, ranks: 
     with tempfile.TemporaryDirectory() as folder:
         write_trace(model.trace, path := Path(folder) / "trace.jsonl")
         servers = Servers(model.name, model.path, model.trace, path, model.room, model.scale.clients, ranks)
-        planned = list(
-            grid(model.name, model.scale) if ranks is None else placements(model.name, model.scale, ranks.size)
-        )
-        if ranks is None and (key := f"about {model.name}") not in journal:
-            costs = servers.costs(planned[0][0])
-            journal.add({key: about(model) | {"costs": asdict(costs)}})
-        for setup, seeds in sharded(planned, options.shard):
+        every = planned(model, ranks)
+        first, count = options.shard
+        for setup, seeds in every[first::count]:
             missing = [seed for seed in seeds if setup.key(seed) not in journal]
             is_over = time.monotonic() > ends
             if not servers.agreed(bool(missing) and not is_over):
@@ -118,23 +99,30 @@ def run(model: Model, options: Namespace, journal: Journal, ends: float, ranks: 
                         f"not measured: {setup.name} at limit {setup.server_limit}, share {setup.share}"
                     )
                 continue
-            measure(servers, setup, missing, journal)
+            if (key := about_key(model.name, options.call)) not in journal:
+                costs = {} if ranks is not None else {"costs": asdict(servers.costs(every[0][0]))}
+                journal.add({key: about(model) | {"call": options.call} | costs})
+            measure(servers, setup, missing, journal, options.call)
 
 
-def measure(servers: Servers, setup: Setup, seeds: list[int], journal: Journal) -> None:
+def planned(model: Model, ranks: Ranks | None) -> list[tuple[Setup, tuple[int, ...]]]:
+    """A model's servers and the seeds of their runs."""
+    return list(grid(model.name, model.scale) if ranks is None else placements(model.name, model.scale, ranks.size))
+
+
+def measure(servers: Servers, setup: Setup, seeds: list[int], journal: Journal, call: str) -> None:
     """One server's runs, into the journal."""
     started = time.monotonic()
     rows = servers.run(setup, seeds)
-    journal.add({setup.key(row["seed"]): row for row in rows})
+    journal.add({setup.key(row["seed"]): row | {"call": call} for row in rows})
     if servers.leads:
         what = f"{setup.model} {setup.name}, limit {setup.server_limit}, share {setup.share:.3g}"
         common.console.print(f"{what}: {len(seeds)} runs in {time.monotonic() - started:.0f} s")
 
 
-def sharded(planned: list[tuple[Setup, tuple[int, ...]]], shard: str) -> Iterator[tuple[Setup, tuple[int, ...]]]:
-    """Every n-th server of a grid, from the i-th on, by a shard ``i/n``."""
-    number, count = map(int, shard.split("/"))
-    yield from planned[number::count]
+def about_key(name: str, call: str) -> str:
+    """Names in the journal what one call says of a model."""
+    return f"about {name} in {call}"
 
 
 def about(model: Model) -> dict[str, Any]:
@@ -156,64 +144,70 @@ def about(model: Model) -> dict[str, Any]:
     }
 
 
-def arguments() -> Namespace:
-    parser = common.arguments("serve", __doc__)
-    parser.add_argument("--models", default="tiny-gdn", help="bundled models and shapes, with commas (%(default)s)")
-    parser.add_argument("--trace", type=Path, default=RECORDING, help="what bundled models are asked (%(default)s)")
-    parser.add_argument("--folder", type=Path, help="where models of random weights are kept; nowhere if unset")
-    parser.add_argument("--journal", type=Path, help="finished runs, so that another call goes on")
-    parser.add_argument("--seconds", type=float, default=480, help="start no server after so many (%(default)s)")
-    parser.add_argument("--shard", default="0/1", help="part i of n of every grid, as i/n (%(default)s)")
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="runs of the main arms (%(default)s)")
-    return parser.parse_args()
+def call_name() -> str:
+    """Names what is measured from now on: the date, and on what."""
+    machine = common.machine()
+    return ", ".join([datetime.now(UTC).isoformat(timespec="seconds"), *machine.get("gpus", [machine["cpu"]])])
 
 
 def main() -> int:
-    options, started = arguments(), time.monotonic()
+    options, started = arguments(__doc__), time.monotonic()
     # what was measured until then is written
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    names = options.models.split(",")
-    with tempfile.TemporaryDirectory() as folder, join("auto") as ranks:
-        is_first = ranks is None or ranks.leads
-        path = options.journal if is_first else None
-        rows: list[Row] = []
-        models: list[dict[str, Any]] = []
-        try:
-            with Journal(path, {"benchmark": "serve", "models": names, "quick": options.quick}, resume=True) as journal:
-                for name in names:
-                    model = made(name, options, Path(options.folder or folder), ranks)
-                    run(model, options, journal, started + options.seconds, ranks)
-                    models.append(journal[key] if (key := f"about {name}") in journal else about(model))
-                    every = grid(name, model.scale) if ranks is None else placements(name, model.scale, ranks.size)
-                    keys = [setup.key(seed) for setup, seeds in every for seed in seeds]
-                    rows += [journal[key] for key in keys if key in journal]
-        except HoldoverError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        finally:
-            if is_first and rows:
-                serve_report.show(rows)
-                common.write_results(options.out, rows, models=models, quick=options.quick)
+    try:
+        with tempfile.TemporaryDirectory() as folder, join("auto") as ranks:
+            options.call = options.call or call_name()
+            models = [made(name, options, Path(options.folder or folder), ranks) for name in options.models]
+            path = options.journal if ranks is None or ranks.leads else None
+            with nullcontext() if ranks is None else ranks.agreed():
+                journal = Journal(path, identity(models, options), resume=True)
+            with journal:
+                try:
+                    for model in models:
+                        run(model, options, journal, started + options.seconds, ranks)
+                finally:
+                    write(models, options, journal, ranks)
+    except HoldoverError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
+def identity(models: list[Model], options: Namespace) -> dict[str, Any]:
+    """What decides what a run measures."""
+    machine = common.machine()
+    traces = {model.name: model.trace.digest for model in models}
+    facts = {"benchmark": "serve", "traces": traces, "quick": options.quick, "threads": options.threads}
+    return facts | {"commit": common.commit(), "cpu": machine["cpu"], "gpus": machine.get("gpus", [])}
+
+
+def write(models: list[Model], options: Namespace, journal: Journal, ranks: Ranks | None) -> None:
+    """The journal's runs, as a table and a file; nothing where there are none."""
+    keys = [setup.key(seed) for model in models for setup, seeds in planned(model, ranks) for seed in seeds]
+    rows = [journal[key] for key in keys if key in journal]
+    if rows:
+        said = [journal[key] for key in dict.fromkeys(about_key(row["model"], row["call"]) for row in rows)]
+        serve_report.show(rows)
+        common.write_results(options.out, rows, models=said, quick=options.quick)
+
+
 def made(name: str, options: Namespace, folder: Path, ranks: Ranks | None) -> Model:
-    """A model by its name; where ranks share a folder, rank 0 writes to it before the others look."""
-    from benchmarks.serve_models import SHAPES
+    """A model by its name; where ranks share a folder, rank 0 writes to it before the others look.
 
-    if ranks is not None and not ranks.leads:
+    Raises:
+        HoldoverError: it cannot be made, on any rank.
+    """
+    if ranks is None:
+        return _made(name, options, folder)
+    for turn in (True, False):
         with ranks.agreed():
-            pass
-    try:
-        return _made(name, options, folder, is_shape=name in SHAPES)
-    finally:
-        if ranks is not None and ranks.leads:
-            with ranks.agreed():
-                pass
+            if ranks.leads is turn:
+                model = _made(name, options, folder)
+    return model
 
 
-def _made(name: str, options: Namespace, folder: Path, *, is_shape: bool) -> Model:
-    if is_shape:
+def _made(name: str, options: Namespace, folder: Path) -> Model:
+    if name in SHAPES:
         return shaped(name, folder, SEEDS[: options.seeds])
     return bundled(name, options.trace, options.threads, quick=options.quick)
 

@@ -128,9 +128,11 @@ class Servers:
         if not self.leads:
             engine.follow()
             return []
+        budget, pools = self.budget(setup), serve_memory.pools(engine)
         with behind_port(engine, self._name) as (_, url):
+            # one that is too large from the start is asked nothing
+            serve_memory.check({"arm": setup.arm, "pool_bytes": pools}, budget, measured)
             rows = self._asked(url, setup, seeds)
-        budget = self.budget(setup)
         fixed = {
             "model": self._name,
             "w_max": setup.w_max,
@@ -179,7 +181,10 @@ class Servers:
             command = [sys.executable, "-m", "holdover", "bench", "serve", url, "--trace", str(self._trace_path)]
             command += ["--arm", setup.arm, "--clients", str(self._clients), "--server-limit", str(setup.server_limit)]
             command += ["--seeds", ",".join(map(str, seeds)), "--stall", "120", "-o", str(output)]
-            done = subprocess.run(command, check=False, cwd=ROOT, timeout=_PATIENCE)
+            try:
+                done = subprocess.run(command, check=False, cwd=ROOT, timeout=_PATIENCE)
+            except subprocess.TimeoutExpired as error:
+                raise HoldoverError(f"{setup.name} of {setup.model} took longer than {_PATIENCE} s") from error
             if done.returncode:
                 raise HoldoverError(f"{setup.name} of {setup.model} was not measured to its end")
             rows: list[Row] = json.loads(output.read_text(encoding="utf-8"))["rows"]

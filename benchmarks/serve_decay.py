@@ -57,7 +57,7 @@ class Horizons:
         place = min(max(bisect_left(falling, -share), 1), len(falling) - 1)
         (short, more), (long, fewer) = self.survival[place - 1 : place + 1]
         way = (more - share) / (more - fewer)
-        return short * (long / short) ** way
+        return float(short * (long / short) ** way)
 
 
 def horizon_of(decay: float) -> float:

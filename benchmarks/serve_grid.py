@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from benchmarks.common import Row
 from holdover.retention import Element, RefreshPolicy
 from holdover.retention.placement import PlacementMode
 
@@ -52,6 +53,23 @@ class Setup:
     def key(self, seed: int) -> str:
         """Names one run of it."""
         return " ".join(f"{name}={value}" for name, value in (asdict(self) | {"seed": seed}).items())
+
+
+# what two runs of one server have alike
+SETUP = tuple(field.name for field in fields(Setup))
+
+
+def setup_of(row: Row) -> Setup:
+    """The server that a row is of."""
+    return Setup(**{name: row[name] for name in SETUP})
+
+
+def groups(rows: Sequence[Row]) -> dict[tuple[Setup, str], list[Row]]:
+    """The rows of each server and call, in order of first appearance: what another call measured stands apart."""
+    found: dict[tuple[Setup, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((setup_of(row), row["call"]), []).append(row)
+    return found
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from benchmarks.common import Row
 from holdover.engine.engine import Engine
 from holdover.errors import HoldoverError
+from holdover.server.pools import Snapshot
 from holdover.store import LeaseState
 
 # pools that hold recurrent state, and room to pack in
@@ -25,6 +26,11 @@ def held(engine: Engine, before: int) -> int:
     core = engine.core
     others = core.cache.kv.nbytes + (0 if core.runner.decoder is None else core.runner.decoder.nbytes)
     return torch.cuda.memory_allocated() - before - others
+
+
+def pools(engine: Engine) -> dict[str, int]:
+    """Bytes of each pool as the server's metrics will have them; before the engine's thread starts."""
+    return dict(Snapshot.of(engine.core).pool_bytes)
 
 
 def staged(engine: Engine) -> int:
@@ -54,7 +60,7 @@ def check(row: Row, budget: int, measured: dict[str, int]) -> Row:
     """What a run's state took by kind, from the server's own metrics.
 
     Args:
-        row: of `holdover bench serve`.
+        row: of `holdover bench serve`, or its `arm` and `pool_bytes` alone.
         budget: bytes that every arm has.
         measured: by the GPU's allocator: `held` and `staged`; empty without one.
 

@@ -26,6 +26,7 @@ from transformers import (
 
 from benchmarks.serve_decay import Horizons, horizon_of, softplus_bias
 from holdover.arch.registry import architecture_of, gate_from_config, layout_from_config
+from holdover.errors import HoldoverError
 from holdover.retention.decay import LayerDecay, ModelDecay
 
 CONTEXT = 16_384
@@ -172,7 +173,7 @@ def word_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
     known = [*_SPECIAL, *dict.fromkeys(["user", "assistant", "system", *words])]
     known += [f"word{i}" for i in range(-len(known) % _MULTIPLE)]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, unk_token=_SPECIAL[0]))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         unk_token=_SPECIAL[0],
@@ -191,13 +192,17 @@ def write_model(name: str, folder: Path, words: list[str], device: str, *, shape
         words: vocabulary.
         device: where weights are drawn.
         shape: another shape under that name (tests).
+
+    Raises:
+        HoldoverError: another model is there.
     """
+    chosen, tokenizer = shape or SHAPES[name], word_tokenizer(words)
+    config: Any = chosen.config(chosen.layers, len(tokenizer))
     if folder.exists():
+        _check(folder, json.loads(config.to_json_string()))
         return folder
     # several processes may do so at a time: what stands there is always whole
     part = folder.with_name(f"{folder.name}.{os.getpid()}")
-    chosen, tokenizer = shape or SHAPES[name], word_tokenizer(words)
-    config: Any = chosen.config(chosen.layers, len(tokenizer))
     layout = layout_from_config(config.to_dict(), dtype="bfloat16")
     torch.manual_seed(0)
     with torch.device(device):
@@ -221,3 +226,15 @@ def write_model(name: str, folder: Path, words: list[str], device: str, *, shape
     except OSError:
         shutil.rmtree(part)
     return folder
+
+
+def _check(folder: Path, wanted: dict[str, Any]) -> None:
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise HoldoverError(f"{folder} is there and holds no model: remove it, or choose another folder") from error
+    names = [name for name, value in wanted.items() if found.get(name) != value and name != "transformers_version"]
+    if names:
+        raise HoldoverError(
+            f"{folder} holds another model, by {', '.join(names)} in config.json: remove it, or choose another folder"
+        )

@@ -5,10 +5,10 @@ python -m benchmarks.serve_plots [RESULTS] [--out FOLDER]
 
 from __future__ import annotations
 
-import json
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import matplotlib.pyplot as plt
 
 from benchmarks import common
 from benchmarks.common import RESULTS, ROOT, Row
-from benchmarks.serve_report import compared
+from benchmarks.serve_report import compared, read
+from holdover.errors import HoldoverError
 
 PICTURES = ROOT / "docs" / "serving"
 _PANELS = (("slots", "state slots"), ("ttft_mean_ms", "mean TTFT, s"), ("e2e_mean_ms", "mean E2E, s"))
@@ -71,16 +72,16 @@ def curves(lines: Sequence[Row], by: str, title: str, path: Path) -> None:
 def draw(document: dict[str, Any], folder: Path) -> list[Path]:
     """All pictures of a file of results; their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines, drawn = compared(document["rows"]), []
+    lines, drawn = compared(document["rows"]), list[Path]()
     for about in document["models"]:
         name, scale = about["name"], about["scale"]
-        own = [line for line in lines if line["model"] == name]
+        own = [line for line in lines if (line["model"], line["call"]) == (name, about["call"])]
         share, limit = scale["shares"][0], scale["limits"][0]
         weights = f"{name}, {about['weights']} weights"
         for ranks in sorted({line["ranks"] for line in own}):
             main = [x for x in own if (x["ranks"], x["share"], x["server_limit"]) == (ranks, share, limit)]
             if len(main) > 1:
-                path = folder / (f"{name}-arms.png" if ranks == 1 else f"{name}-ranks-{ranks}.png")
+                path = _path(folder, f"{name}-arms" if ranks == 1 else f"{name}-ranks-{ranks}", drawn)
                 bars(main, f"{weights}, limit {limit}, budget {share:.3g} of the working set", path)
                 drawn.append(path)
         alone = [line for line in own if line["ranks"] == 1]
@@ -88,10 +89,16 @@ def draw(document: dict[str, Any], folder: Path) -> list[Path]:
             varied = [line for line in alone if line[fixed] == value]
             several = {label(line) for line in varied if line[by] != {"server_limit": limit, "share": share}[by]}
             if several:
-                path = folder / f"{name}-{by.replace('_', '-')}.png"
+                path = _path(folder, f"{name}-{by.replace('_', '-')}", drawn)
                 curves([line for line in varied if label(line) in several], by, weights, path)
                 drawn.append(path)
     return drawn
+
+
+def _path(folder: Path, stem: str, drawn: Collection[Path]) -> Path:
+    """A file that no other call's picture has."""
+    names = (f"{stem}.png" if number == 1 else f"{stem}-call-{number}.png" for number in count(1))
+    return next(path for name in names if (path := folder / name) not in drawn)
 
 
 def _save(figure: Any, title: str, path: Path) -> None:
@@ -106,7 +113,12 @@ def main() -> int:
     parser.add_argument("results", nargs="?", type=Path, default=RESULTS / "serve.json", help="(%(default)s)")
     parser.add_argument("--out", type=Path, default=PICTURES, help="folder of the pictures (%(default)s)")
     options = parser.parse_args()
-    for path in draw(json.loads(options.results.read_text(encoding="utf-8")), options.out):
+    try:
+        document = read(options.results)
+    except HoldoverError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for path in draw(document, options.out):
         common.console.print(f"wrote {path}")
     return 0
 

@@ -3,7 +3,7 @@
     python -m benchmarks.serve_report RESULTS... [--out FILE] [--fill]
 
 Predictions come from `holdover simulate`'s own code, on the same trace and budget, with the costs that the measuring
-program measured. ``--fill`` simulates the rest of the paper's grid; such rows say so.
+call measured. ``--fill`` simulates the rest of the paper's grid; such rows say so.
 """
 
 from __future__ import annotations
@@ -11,28 +11,20 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import common
 from benchmarks.common import RESULTS, Row
+from benchmarks.serve_grid import groups, setup_of
+from benchmarks.serve_simulated import filled, predicted
 from holdover.errors import HoldoverError
 from holdover.evaluation.latency import mean
 
 MEANS = ("ttft_mean_ms", "ttft_p95_ms", "e2e_mean_ms", "e2e_p95_ms", "hit")
-# what two runs of one server have alike
-SETUP = ("model", "arm", "w_max", "element", "placement", "ranks", "share", "server_limit")
 _ABOUT = ("weights", "layers", "published_layers")
-
-
-def groups(rows: Sequence[Row]) -> Iterator[tuple[Row, list[Row]]]:
-    """The rows of each server, under what they have alike; in order of first appearance."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[name] for name in SETUP), []).append(row)
-    for key, own in found.items():
-        yield dict(zip(SETUP, key, strict=True)), own
 
 
 def means(rows: Sequence[Row]) -> dict[str, float]:
@@ -41,21 +33,18 @@ def means(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
-    """Every server's means, and how they differ from those of the dense one beside it over the same seeds."""
-    every = [(setup, own) for setup, own in groups(rows)]
-    found = []
-    for setup, own in every:
-        line = setup | means(own) | {"runs": len(own), "seeds": sorted(row["seed"] for row in own)}
-        line |= {name: own[0][name] for name in ("slots", "slots_of")}
+    """Every server's means, and how they differ from those of the dense one beside it over the same call's seeds."""
+    every, found = groups(rows), []
+    for (setup, call), own in every.items():
+        line = asdict(setup) | means(own) | {"runs": len(own), "seeds": sorted(row["seed"] for row in own)}
+        line |= {name: own[0][name] for name in ("slots", "slots_of", "call")}
         line["predicted"] = own[0].get("predicted")
-        beside = ("model", "ranks", "share", "server_limit")
-        dense = next((o for s, o in every if s["arm"] == "dense" and all(s[n] == setup[n] for n in beside)), [])
-        seeds = {row["seed"] for row in own}
-        base = [row for row in dense if row["seed"] in seeds]
-        if base and setup["arm"] != "dense":
-            same = means([row for row in own if row["seed"] in {one["seed"] for one in base}])
-            theirs = means(base)
-            line["change"] = {name: same[name] / theirs[name] - 1 for name in MEANS if name != "hit"}
+        dense = replace(setup, arm="dense", w_max=None, element="full", placement="off")
+        theirs = {row["seed"]: row for row in every.get((dense, call), [])}
+        same = [row for row in own if row["seed"] in theirs]
+        if same and setup != dense:
+            ours, base = means(same), means([theirs[row["seed"]] for row in same])
+            line["change"] = {name: ours[name] / base[name] - 1 for name in MEANS if name != "hit"}
         found.append(line)
     return found
 
@@ -68,7 +57,8 @@ def described(rows: Sequence[Row], models: Sequence[dict[str, Any]]) -> list[Row
 
 def show(rows: Sequence[Row]) -> None:
     """Print every server's means."""
-    lines = [_line(line) for line in compared(rows)]
+    calls = list(dict.fromkeys(row["call"] for row in rows))
+    lines = [(*_line(line), str(calls.index(line["call"]) + 1)) for line in compared(rows)]
     columns = (
         "arm",
         "share",
@@ -83,8 +73,11 @@ def show(rows: Sequence[Row]) -> None:
         "TTFT",
         "E2E",
         "predicted",
+        "call",
     )
     common.print_table("Serving at one state budget (means over runs; changes against dense)", columns, lines)
+    for number, call in enumerate(calls, 1):
+        common.console.print(f"call {number}: {call}")
 
 
 def _line(line: Row) -> tuple[str, ...]:
@@ -112,14 +105,12 @@ def _predicted(line: Row) -> str:
 
 def main() -> int:
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("results", nargs="+", type=Path, help="files that serve.py wrote on one machine")
+    parser.add_argument("results", nargs="+", type=Path, help="files that serve.py wrote")
     parser.add_argument("--out", type=Path, default=RESULTS / "serve.json", help="file to write (%(default)s)")
     parser.add_argument("--fill", action="store_true", help="simulate the rest of the paper's grid as well")
     options = parser.parse_args()
-    from benchmarks.serve_simulated import filled, predicted
-
     try:
-        document = merged([json.loads(path.read_text(encoding="utf-8")) for path in options.results])
+        document = merged([read(path) for path in options.results])
         rows = predicted(document["rows"], document["models"])
         document["simulated"] = filled(rows, document["models"]) if options.fill else document.get("simulated", [])
     except HoldoverError as error:
@@ -133,6 +124,24 @@ def main() -> int:
     return 0
 
 
+def read(path: Path) -> dict[str, Any]:
+    """A file of results.
+
+    Raises:
+        HoldoverError: it is not there, or is none of `serve.py`.
+    """
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        is_known = all("call" in row for row in [*document["models"], *document["rows"]])
+    except OSError as error:
+        raise HoldoverError(f"{path} cannot be read ({error.strerror}): benchmarks/serve.py writes results") from error
+    except (ValueError, KeyError, TypeError):
+        is_known = False
+    if not is_known:
+        raise HoldoverError(f"{path} holds no results of benchmarks/serve.py, or does not say of which call they are")
+    return document
+
+
 def merged(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One file of several that were measured by the same code on machines of one kind.
 
@@ -141,15 +150,20 @@ def merged(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     first = documents[0]
     for other in documents[1:]:
-        for name in ("versions", "commit"):
-            if other[name] != first[name]:
-                raise HoldoverError(f"the results differ in {name}: {first[name]} and {other[name]}")
-    models = {model["name"]: model for document in documents for model in document["models"] if "costs" in model}
-    others = {model["name"]: model for document in documents for model in document["models"]}
-    rows = {
-        json.dumps([*(row[x] for x in SETUP), row["seed"]]): row for document in documents for row in document["rows"]
-    }
-    return first | {"models": list((others | models).values()), "rows": list(rows.values())}
+        for name, value in _alike(first).items():
+            if (found := _alike(other)[name]) != value:
+                raise HoldoverError(f"the results differ in {name}: {value} and {found}")
+    every = [model for document in documents for model in document["models"]]
+    # of shards that ran together, one that has costs is kept
+    models = {(model["name"], model["call"]): model for model in sorted(every, key=lambda model: "costs" in model)}
+    rows = {(setup_of(row), row["call"], row["seed"]): row for document in documents for row in document["rows"]}
+    return first | {"models": list(models.values()), "rows": list(rows.values())}
+
+
+def _alike(document: dict[str, Any]) -> dict[str, Any]:
+    machine = document["machine"]
+    facts = {name: document[name] for name in ("versions", "commit")}
+    return facts | {"processor": machine["cpu"], "GPUs": sorted(set(machine.get("gpus", [])))}
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.common import Row
-from benchmarks.serve_grid import Arm, Setup
-from benchmarks.serve_report import SETUP, groups
+from benchmarks.serve_grid import Arm, Setup, groups, setup_of
+from benchmarks.serve_models import SHAPES, drawn_decay, word_tokenizer
+from benchmarks.serve_traces import PRESETS, RECORDING, frozen, words
 from holdover.arch.layout import ModelLayout
 from holdover.arch.registry import layout_from_config
 from holdover.engine.hf.tokenizer import Tokenizer
@@ -76,33 +77,21 @@ def simulated(about: dict[str, Any]) -> Simulated:
     Raises:
         HoldoverError: the trace that is made here is another one.
     """
-    from benchmarks.serve import QUICK, RECORDING, frozen
-    from benchmarks.serve_models import SHAPES, drawn_decay, word_tokenizer
-    from benchmarks.serve_traces import PASTED, SOURCE, pasted, words
-    from holdover.evaluation.traces.build import PRESETS
-    from holdover.evaluation.traces.sources import open_recordings
-
     name = about["name"]
     given = dict(about["costs"])
     costs = Costs(**given | {x: ForwardCost(**given[x]) for x in ("prefill", "decode")})
     with tempfile.TemporaryDirectory() as folder:
         if name in SHAPES:
-            tokenizer_files = word_tokenizer(words())
-            tokenizer_files.save_pretrained(folder)
-            path, preset, source = Path(folder), PASTED, SOURCE
-            recorded = list(pasted(PASTED.conversations))
-            decay = drawn_decay(name, len(tokenizer_files))
+            words_only = word_tokenizer(words())
+            words_only.save_pretrained(folder)
+            path, recording = Path(folder), None
+            decay = drawn_decay(name, len(words_only))
             layout = decay.layout
         else:
             files = resolve(name)
-            path, preset, source = (
-                files.path,
-                QUICK if about["trace"]["preset"] == "quick" else PRESETS["small"],
-                RECORDING.name,
-            )
-            recorded = list(open_recordings(RECORDING))
+            path, recording = files.path, RECORDING
             decay, layout = read_decay(files), layout_from_config(files.config, dtype=costs.dtype)
-        trace = frozen(name, path, preset, recorded, source)
+        trace = frozen(name, path, PRESETS[about["trace"]["preset"]], recording)
         if trace.digest != about["trace"]["digest"]:
             raise HoldoverError(f"the trace of {name} was {about['trace']['digest']}, and is {trace.digest} here")
         tokenizer = Tokenizer(path)
@@ -110,30 +99,25 @@ def simulated(about: dict[str, Any]) -> Simulated:
 
 
 def predicted(rows: Sequence[Row], models: Sequence[dict[str, Any]]) -> list[Row]:
-    """The rows of servers on one device with what the simulation says of each."""
-    made = {about["name"]: simulated(about) for about in models if "costs" in about}
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    servers = [(setup, own) for setup, own in groups(rows) if setup["ranks"] == 1 and setup["model"] in made]
+    """The rows of servers on one device with what the simulation says of each, by the costs of the row's own call."""
+    made = {(about["name"], about["call"]): simulated(about) for about in models if "costs" in about}
+    found: dict[tuple[Setup, str], dict[str, Any]] = {}
+    servers = [(setup, call) for setup, call in groups(rows) if setup.ranks == 1 and (setup.model, call) in made]
     with common.progress("simulating", len(servers)) as advance:
-        for setup, own in servers:
-            prediction = made[setup["model"]].predict(Setup(**setup))
+        for setup, call in servers:
+            prediction = made[setup.model, call].predict(setup)
             if prediction is not None:
-                found[tuple(own[0][x] for x in SETUP)] = asdict(prediction)
+                found[setup, call] = asdict(prediction)
             advance()
-    return [row | ({"predicted": p} if (p := found.get(tuple(row[x] for x in SETUP))) else {}) for row in rows]
+    return [row | ({"predicted": p} if (p := found.get((setup_of(row), row["call"]))) else {}) for row in rows]
 
 
 def filled(rows: Sequence[Row], models: Sequence[dict[str, Any]]) -> list[Row]:
-    """Servers of the paper's grid that were not measured, simulated; every row says that it is."""
-    measured = {tuple(row[x] for x in SETUP) for row in rows}
-    jobs = []
+    """Servers of the paper's grid that a call did not measure, simulated; every row says that it is."""
+    measured, jobs = groups(rows), []
     for about in (about for about in models if "costs" in about):
         made = simulated(about)
-        jobs += [
-            partial(_filled, made, setup)
-            for setup in _grid(about)
-            if tuple(asdict(setup)[x] for x in SETUP) not in measured
-        ]
+        jobs += [partial(_filled, made, setup) for setup in _grid(about) if (setup, about["call"]) not in measured]
     found = []
     with common.progress("simulating the grid", len(jobs)) as advance:
         for job in jobs:
@@ -154,4 +138,5 @@ def _grid(about: dict[str, Any]) -> Iterator[Setup]:
 
 def _filled(made: Simulated, setup: Setup) -> list[Row]:
     prediction = made.predict(setup)
-    return [] if prediction is None else [asdict(setup) | {"simulated": True} | asdict(prediction)]
+    about = {"call": made.about["call"], "simulated": True}
+    return [] if prediction is None else [asdict(setup) | about | asdict(prediction)]

@@ -1,6 +1,6 @@
-"""What is asked of the servers: conversations pasted together from Wikipedia's paragraphs at the paper's lengths.
+"""What is asked of the servers: a recording's conversations, or ones pasted together from Wikipedia's paragraphs.
 
-These are **no people's conversations**: paragraphs of `data/held_out.txt` in drawn orders, cut to drawn numbers of
+The latter are **no people's conversations**: paragraphs of `data/held_out.txt` in drawn orders, cut to drawn numbers of
 words. Lengths follow DASC's App. C.3 (first prompts of 1k to 8k tokens, four turns); replies are shorter than allowed.
 """
 
@@ -12,14 +12,40 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.data.make_article_trace import ASK, articles
-from holdover.evaluation.traces import Conversation, Turn
-from holdover.evaluation.traces.build import Preset
+from holdover.engine.hf.tokenizer import Tokenizer
+from holdover.evaluation.traces import Conversation, Turn, build
+from holdover.evaluation.traces.build import Preset, build_trace
+from holdover.evaluation.traces.sources import open_recordings
+from holdover.evaluation.traces.trace import Trace
 
-TEXT = Path(__file__).parent / "data" / "held_out.txt"
+DATA = Path(__file__).parent / "data"
+RECORDING = DATA / "article_trace.json"
+TEXT = DATA / "held_out.txt"
 SOURCE = "paragraphs of held_out.txt in drawn orders"
 # 64 of the paper's 256 conversations; what its recordings' replies are is not printed
 PASTED = Preset("pasted", conversations=64, turns=4, shortest=1024, longest=8192, context=16384, reply=1024)
+QUICK = Preset("quick", conversations=6, turns=3, shortest=256, longest=1024, context=2048, reply=24)
+PRESETS = build.PRESETS | {preset.name: preset for preset in (QUICK, PASTED)}
+SEEDS = (1, 2, 3, 4, 5)
 _FIRST, _LATER, _REPLY = (1050, 7800), (20, 400), (32, 256)
+
+
+def frozen(name: str, path: Path, preset: Preset, recording: Path | None) -> Trace:
+    """The requests of a preset for a model.
+
+    Args:
+        name: what the model is called.
+        path: its directory, for its tokenizer.
+        preset: their scale.
+        recording: file of conversations; None for pasted ones.
+
+    Raises:
+        HoldoverError: the recording cannot be read, or has too little.
+    """
+    recorded = list(pasted(preset.conversations) if recording is None else open_recordings(recording))
+    source = SOURCE if recording is None else recording.name
+    tokenizer = Tokenizer(path)
+    return build_trace(recorded, preset, tokenizer, tokenizer.end_tokens, model=name, source=source, seeds=SEEDS)
 
 
 def words() -> list[str]:

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,12 @@ def main() -> int:
     _add_flags(parser)
     options = parser.parse_args()
     batches = options.batches[:1] if options.quick else options.batches
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model = Path(options.model or folder)
         write_config(model)
         engines = _engines(options, model, batches)
+        for engine in engines.values():
+            stack.callback(engine.close)
         rows: list[Row] = []
         kernels: dict[str, Row] = {}
         for batch in batches:
@@ -54,8 +57,6 @@ def main() -> int:
             _write(options, rows, {"kernels": kernels})
         tokens = _tokens(engines, max(batches[0], PROMPTS))
         folds = {name: engine.ask("folds") for name, engine in engines.items() if name != STOCK}
-        for engine in engines.values():
-            engine.close()
     _write(options, rows, {"tokens": tokens, "folds": folds, "kernels": kernels})
     common.print_table("vLLM", SHOWN, [[common.shown(row.get(name)) for name in SHOWN] for row in rows])
     common.print_table("greedy tokens", list(tokens[0]), [list(map(common.shown, row.values())) for row in tokens])

@@ -54,8 +54,11 @@ def main() -> int:
 def _returning(options: Namespace) -> list[Row]:
     engines = {"stock": _engine(options, {}), "tier": _engine(options, TIER)}
     arms: dict[str, Callable[[], Row]] = {name: partial(engine.ask, "ttft", 2048) for name, engine in engines.items()}
-    found = common.interleaved("ttft", arms, repeats=3 if options.quick else 15)
-    _close(engines)
+    try:
+        found = common.interleaved("ttft", arms, repeats=3 if options.quick else 15)
+    finally:
+        for engine in engines.values():
+            engine.close()
     cached = {name: [row["cached"] for row in rows] for name, rows in found.items()}
     times = {name: [row["ms"] for row in rows] for name, rows in found.items()}
     ratio = common.spread(common.ratios(times["tier"], times["stock"]), "ratio")["ratio"]
@@ -70,8 +73,10 @@ def _depths(options: Namespace) -> list[Row]:
     rows: list[Row] = []
     for name, (settings, changes) in DEPTHS.items():
         engine = _engine(options, settings, changes)
-        found = engine.ask("depths", str(options.trace), 2 if options.quick else 8, 4)["depths"]
-        engine.close()
+        try:
+            found = engine.ask("depths", str(options.trace), 2 if options.quick else 8, 4)["depths"]
+        finally:
+            engine.close()
         gaps = [common_depth - cached for common_depth, cached in found]
         means = [sum(depths) / len(found) for depths in zip(*found, strict=True)]
         rows.append(
@@ -86,11 +91,6 @@ def _engine(options: Namespace, settings: dict[str, Any], changes: dict[str, Any
     """An engine with settings of the plug-in, none for stock vLLM, and changes to vLLM's arguments."""
     model = options.model or str(bundled_path("tiny-gdn"))
     return EngineProcess("benchmarks.vllm_arms", model, options.load_format, settings, changes or {})
-
-
-def _close(engines: dict[str, EngineProcess]) -> None:
-    for engine in engines.values():
-        engine.close()
 
 
 def _add_flags(parser: ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TextIO
 
 from benchmarks import common
@@ -49,7 +50,9 @@ class EngineProcess:
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        # one that ended already cannot take what was said last
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
 
 

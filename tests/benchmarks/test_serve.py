@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+from argparse import ArgumentTypeError
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,14 +13,17 @@ import torch
 
 from holdover.engine.hf.tokenizer import Tokenizer
 from holdover.errors import HoldoverError
+from holdover.evaluation.journal import Journal
 from holdover.evaluation.traces import Conversation, Turn
 from holdover.evaluation.traces.build import Preset, build_trace
-from holdover.evaluation.traces.trace import write_trace
+from holdover.evaluation.traces.trace import Trace, write_trace
 from holdover.retention import RetentionPlan
 from tests.server import tiny
 
 # a source distribution comes without the benchmarks
 serve = pytest.importorskip("benchmarks.serve")
+flags = pytest.importorskip("benchmarks.serve_flags")
+plots = pytest.importorskip("benchmarks.serve_plots")
 arms = pytest.importorskip("benchmarks.serve_arms")
 grids = pytest.importorskip("benchmarks.serve_grid")
 memory = pytest.importorskip("benchmarks.serve_memory")
@@ -25,6 +31,8 @@ models = pytest.importorskip("benchmarks.serve_models")
 report = pytest.importorskip("benchmarks.serve_report")
 traces = pytest.importorskip("benchmarks.serve_traces")
 
+ROOM = arms.Room(chunk_size=64, kv_budget=4 << 20, threads=1)
+CALL = "a day, a machine"
 SCALE = grids.Scale(64, (32, 16, 8), (0.25, 0.5), (1, 2, 3), (16, 64))
 
 
@@ -53,9 +61,8 @@ def test_what_a_shape_says_gives_the_same_tokens_again(tmp_path: Path) -> None:
 
 def test_pasted_conversations_fit_their_preset_and_share_no_beginning(tmp_path: Path) -> None:
     models.word_tokenizer(traces.words()).save_pretrained(tmp_path)
-    count = 3
-    made = serve.frozen("kimi-linear", tmp_path, traces.PASTED, list(traces.pasted(count)), traces.SOURCE)
-    again = serve.frozen("kimi-linear", tmp_path, traces.PASTED, list(traces.pasted(count)), traces.SOURCE)
+    preset = replace(traces.PASTED, conversations=(count := 3))
+    made, again = (traces.frozen("kimi-linear", tmp_path, preset, None) for _ in range(2))
     assert made.digest == again.digest
     assert len(made.dialogues) == count
     assert len({dialogue.turns[0].text[:60] for dialogue in made.dialogues}) == count
@@ -65,8 +72,8 @@ def test_a_grid_names_every_run_once_and_shards_share_it_out() -> None:
     planned = list(grids.grid("m", SCALE))
     keys = [setup.key(seed) for setup, seeds in planned for seed in seeds]
     assert len(set(keys)) == len(keys)
-    parts = [list(serve.sharded(planned, f"{i}/3")) for i in range(3)]
-    assert sorted(str(one) for part in parts for one in part) == sorted(map(str, planned))
+    parts = [flags.part(f"{i}/3") for i in range(3)]
+    assert sorted(str(one) for i, n in parts for one in planned[i::n]) == sorted(map(str, planned))
     assert {setup.server_limit for setup, _ in planned} == set(SCALE.limits)
     assert {setup.placement for setup, _ in grids.placements("m", SCALE, 2)} == {"off", "storage", "hybrid"}
 
@@ -82,11 +89,11 @@ def test_an_arm_beyond_its_budget_fails() -> None:
         memory.check(row, 200, {"held": 90, "staged": 11})
 
 
-def run_of(arm: str, seed: int, ttft: float) -> dict[str, object]:
+def run_of(arm: str, seed: int, ttft: float, call: str = CALL) -> dict[str, object]:
     setup = {"model": "m", "arm": arm, "w_max": None if arm == "dense" else 16, "element": "full", "placement": "off"}
     times = dict.fromkeys(report.MEANS, ttft) | {"hit": 0.5}
     server = {"ranks": 1, "share": 0.25, "server_limit": 32, "slots": 3, "slots_of": {"native": 3}}
-    return setup | server | times | {"seed": seed}
+    return setup | server | times | {"seed": seed, "call": call}
 
 
 def test_arms_are_compared_over_the_seeds_that_both_have() -> None:
@@ -97,21 +104,109 @@ def test_arms_are_compared_over_the_seeds_that_both_have() -> None:
     assert "change" not in dense
 
 
+def test_arms_of_different_calls_are_not_compared() -> None:
+    rows = [run_of("dense", 1, 100.0, "one"), run_of("nr", 1, 50.0, "another"), run_of("dense", 2, 40.0, "another")]
+    lines = report.compared(rows)
+    assert [line["runs"] for line in lines] == [1, 1, 1]
+    assert not any("change" in line for line in lines)
+
+
+def document_of(*rows: dict[str, object], gpu: str = "a GPU") -> dict[str, object]:
+    about = [{"name": "m", "call": call} for call in dict.fromkeys(row["call"] for row in rows)]
+    machine = {"cpu": "a processor", "gpus": [gpu]}
+    return {"machine": machine, "versions": {}, "commit": "c", "models": about, "rows": list(rows)}
+
+
+def test_merged_files_keep_what_each_call_measured() -> None:
+    one, other = document_of(run_of("nr", 1, 5.0, "one")), document_of(run_of("nr", 1, 9.0, "other"))
+    both = report.merged([one, other, one])
+    assert [row["ttft_mean_ms"] for row in both["rows"]] == [5, 9]
+    assert [about["call"] for about in both["models"]] == ["one", "other"]
+    with pytest.raises(HoldoverError, match="differ in GPUs"):
+        report.merged([one, document_of(run_of("nr", 1, 5.0), gpu="another GPU")])
+
+
+def test_results_are_missed_in_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["serve_plots", str(tmp_path / "none.json")])
+    assert plots.main() == 1
+    assert "none.json cannot be read" in capsys.readouterr().err
+    (path := tmp_path / "old.json").write_text('{"models": [{"name": "m"}], "rows": []}')
+    with pytest.raises(HoldoverError, match="does not say of which call"):
+        report.read(path)
+
+
+@pytest.mark.parametrize("line", ["--models kimi-linear --quick", "--models kimi-linear --threads 3", "--seeds 2"])
+def test_flags_that_would_be_ignored_are_refused(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        flags.arguments("", line.split())
+    assert "does nothing for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["2/2", "-1/2", "0/0", "1", "a/b"])
+def test_a_shard_is_one_part_of_several(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="is no i/n"):
+        flags.part(text)
+
+
+def test_a_folder_with_another_model_is_refused(tmp_path: Path) -> None:
+    def config(layers: int, vocabulary: int) -> object:
+        return models.KimiLinearConfig(
+            **{"vocab_size": vocabulary, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": layers},
+            **{"num_attention_heads": 1, "num_key_value_heads": 1, "linear_num_heads": 1, "pad_token_id": 0},
+            **{
+                "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * (layers // 4),
+                "mlp_layer_types": ["dense"] * layers,
+                "eos_token_id": 2,
+            },
+        )
+
+    shape = replace(models.SHAPES["kimi-linear"], config=config, layers=4)
+    path = models.write_model("small", tmp_path / "small", ["a", "b"], "cpu", shape=shape)
+    before = (path / "model.safetensors").stat().st_mtime_ns
+    assert models.write_model("small", path, ["a", "b"], "cpu", shape=shape) == path
+    assert (path / "model.safetensors").stat().st_mtime_ns == before
+    with pytest.raises(HoldoverError, match="another model, by layer_types, mlp_layer_types, num_hidden_layers"):
+        models.write_model("small", path, ["a", "b"], "cpu", shape=replace(shape, layers=8))
+
+
+def test_rows_of_a_journal_are_written_with_the_call_that_measured_them(
+    tmp_path: Path, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = serve.Model("m", "m", trace, SCALE, ROOM, {"weights": "random"})
+    options = flags.arguments("", ["--out", str(tmp_path / "out.json")])
+    path = tmp_path / "runs.jsonl"
+    for call in ("one", "two"):
+        with Journal(path, serve.identity([model], options), resume=True) as journal:
+            setup, (seed, *_) = serve.planned(model, None)[call == "two"]
+            row = run_of(setup.arm, seed, 5.0, call) | {"share": setup.share}
+            journal.add({serve.about_key("m", call): serve.about(model) | {"call": call}, setup.key(seed): row})
+            serve.write([model], options, journal, None)
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert [row["call"] for row in written["rows"]] == [about["call"] for about in written["models"]] == ["one", "two"]
+    monkeypatch.setattr("benchmarks.common.commit", lambda: "another")
+    with pytest.raises(HoldoverError, match="commit was"):
+        Journal(path, serve.identity([model], options), resume=True)
+
+
 PRESET = Preset("two", 2, 2, shortest=16, longest=256, context=512, reply=4)
 
 
-def test_servers_hold_what_their_budget_allows_and_do_what_is_predicted(tmp_path: Path) -> None:
-    path = tiny.save(tmp_path / "model")
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
     texts = [f"the cat number {i} sat on the mat and " * 4 for i in range(2)]
     recorded = [
         Conversation(f"c{i}", tuple(Turn(role, f"{text} {n}") for n in range(2) for role in ("user", "assistant")))
         for i, text in enumerate(texts)
     ]
-    tokenizer = Tokenizer(path)
-    trace = build_trace(recorded, PRESET, tokenizer, tokenizer.end_tokens, model="m", source="made up", seeds=(1,))
+    tokenizer = Tokenizer(tiny.save(tmp_path / "model"))
+    return build_trace(recorded, PRESET, tokenizer, tokenizer.end_tokens, model="m", source="made up", seeds=(1,))
+
+
+def test_servers_hold_what_their_budget_allows_and_do_what_is_predicted(tmp_path: Path, trace: Trace) -> None:
     write_trace(trace, tmp_path / "trace.jsonl")
-    room = arms.Room(chunk_size=64, kv_budget=4 << 20, threads=1)
-    servers = arms.Servers("m", str(path), trace, tmp_path / "trace.jsonl", room, clients=2, ranks=None)
+    servers = arms.Servers("m", str(tmp_path / "model"), trace, tmp_path / "trace.jsonl", ROOM, clients=2, ranks=None)
     setup = grids.Setup("m", "wr", 4, share=4.0, server_limit=2)
     (row,) = servers.run(setup, [1])
     assert (row["requests"], row["arm"], row["w_max"]) == (4, "wr", 4)
@@ -119,3 +214,11 @@ def test_servers_hold_what_their_budget_allows_and_do_what_is_predicted(tmp_path
     assert 0 < row["state_bytes"] <= row["budget_bytes"] == servers.budget(setup)
     assert sum(row["restores"].values()) > 0
     assert torch.cuda.is_available() or row["allocated"] is None
+
+
+def test_a_client_that_does_not_end_is_an_error(tmp_path: Path, trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arms, "_PATIENCE", 0.01)
+    path = tmp_path / "trace.jsonl"
+    servers = arms.Servers("m", str(tmp_path / "model"), trace, path, ROOM, clients=2, ranks=None)
+    with pytest.raises(HoldoverError, match=r"dense of m took longer than 0\.01 s"):
+        servers._asked("http://127.0.0.1:9", grids.Setup("m", "dense", None, share=4.0, server_limit=2), [1])

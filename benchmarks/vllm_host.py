@@ -10,10 +10,12 @@ cache, which loses nothing, and from the tier, with vLLM's cache emptied before 
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,10 @@ DEPTHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 GAPS = ("gap", "gap_p90", "gap_max")
 TRACE = Path(__file__).parent / "data" / "generated_trace.json"
+# Qwen3.5 imports torchvision even for text; where there is none, the tests have a stand-in for it
+_STUB = common.ROOT / "tests" / "vllm" / "stub"
+_PATHS = [str(_STUB)] * (find_spec("torchvision") is None) + [os.environ.get("PYTHONPATH", "")]
+_ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(filter(None, _PATHS))}
 
 
 def main() -> int:
@@ -90,7 +96,8 @@ def _depths(options: Namespace) -> list[Row]:
 def _engine(options: Namespace, settings: dict[str, Any], changes: dict[str, Any] | None = None) -> EngineProcess:
     """An engine with settings of the plug-in, none for stock vLLM, and changes to vLLM's arguments."""
     model = options.model or str(bundled_path("tiny-gdn"))
-    return EngineProcess("benchmarks.vllm_arms", model, options.load_format, settings, changes or {})
+    words = (model, options.load_format, settings, changes or {})
+    return EngineProcess("benchmarks.vllm_arms", *words, environment=_ENVIRONMENT)
 
 
 def _add_flags(parser: ArgumentParser) -> None:

@@ -28,6 +28,11 @@ class Letters:
         return "a" * len(ids)
 
 
+def three_to_one(layers: int) -> list[str]:
+    """Kinds of so many layers, of which every fourth is of attention."""
+    return (["linear_attention"] * 3 + ["full_attention"]) * (layers // 4)
+
+
 def gdn_config(layers: int, *, hidden: int, mlp: int, kv_heads: int, **further: Any) -> PreTrainedConfig:
     """A dense Qwen3.5 of three GDN layers to one of attention: 32 value and 16 key heads of 128 x 128.
 
@@ -43,7 +48,7 @@ def gdn_config(layers: int, *, hidden: int, mlp: int, kv_heads: int, **further: 
         hidden_size=hidden,
         intermediate_size=mlp,
         num_hidden_layers=layers,
-        layer_types=(["linear_attention"] * 3 + ["full_attention"]) * (layers // 4),
+        layer_types=three_to_one(layers),
         num_attention_heads=16,
         num_key_value_heads=kv_heads,
         head_dim=256,

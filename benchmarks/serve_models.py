@@ -24,6 +24,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from benchmarks.random_models import three_to_one
 from benchmarks.serve_decay import Horizons, horizon_of, softplus_bias
 from holdover.arch.registry import architecture_of, gate_from_config, layout_from_config
 from holdover.errors import HoldoverError
@@ -64,8 +65,13 @@ class Shape:
     note: str
 
 
-def _kinds(layers: int) -> list[str]:
-    return (["linear_attention"] * 3 + ["full_attention"]) * (layers // 4)
+# of every shape; 2 is what ends a reply
+_ALIKE: dict[str, Any] = {
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+}
 
 
 def _kda(layers: int, vocabulary: int, *, hidden: int, heads: int, mlp: int, attention_heads: int) -> PreTrainedConfig:
@@ -76,13 +82,10 @@ def _kda(layers: int, vocabulary: int, *, hidden: int, heads: int, mlp: int, att
         num_hidden_layers=layers,
         num_attention_heads=attention_heads,
         num_key_value_heads=attention_heads,
-        layer_types=_kinds(layers),
+        layer_types=three_to_one(layers),
         mlp_layer_types=["dense"] * layers,
         linear_num_heads=heads,
-        max_position_embeddings=CONTEXT,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=2,
+        **_ALIKE,
     )
 
 
@@ -99,12 +102,9 @@ def _qwen3_next(layers: int, vocabulary: int) -> PreTrainedConfig:
         vocab_size=vocabulary,
         intermediate_size=11 * 512,
         num_hidden_layers=layers,
-        layer_types=_kinds(layers),
+        layer_types=three_to_one(layers),
         mlp_only_layers=list(range(layers)),
-        max_position_embeddings=CONTEXT,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=2,
+        **_ALIKE,
     )
 
 

@@ -96,7 +96,11 @@ def choose_tokens(
 
 def _drawn(sequences: Tokens[Sequence], logits: torch.Tensor) -> dict[int, list[int]]:
     """By row, what each sequence that samples from the model's own logits would draw at each of its positions."""
-    rows = [row for row, sequence in enumerate(sequences) if _draws_plainly(sequence)]
+    rows = [
+        row
+        for row, sequence in enumerate(sequences)
+        if sequence.request.params.temperature and not _changes_logits(sequence)
+    ]
     if not rows:
         return {}
     positions = logits.shape[1]
@@ -110,9 +114,9 @@ def _drawn(sequences: Tokens[Sequence], logits: torch.Tensor) -> dict[int, list[
     return {row: tokens[i * positions : (i + 1) * positions] for i, row in enumerate(rows)}
 
 
-def _draws_plainly(sequence: Sequence) -> bool:
-    params = sequence.request.params
-    return bool(params.temperature) and not params.adjusts and sequence.constraint is None
+def _changes_logits(sequence: Sequence) -> bool:
+    """Whether it chooses from others than the model's own."""
+    return sequence.request.params.adjusts or sequence.constraint is not None
 
 
 class _Walk:
@@ -170,7 +174,7 @@ def next_token(
     params = sequence.request.params
     if (index := sequence.num_generated) < len(params.forced):
         token = params.forced[index]
-    elif params.adjusts or sequence.constraint is not None:
+    elif _changes_logits(sequence):
         own = _own_logits(sequence, logits[at])
         wanted = Wanted(params, sequence.uniforms[index])
         token = draw(own.unsqueeze(0), [wanted])[0] if params.temperature else int(own.argmax())

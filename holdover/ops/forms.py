@@ -70,6 +70,11 @@ def seated_attention() -> Any:
     return import_module("holdover.ops.attention.triton")
 
 
+def chosen_attention() -> Any:
+    """`ops.attention.chosen`, for queries at any positions of one sequence."""
+    return import_module("holdover.ops.attention.chosen")
+
+
 def _native(op: Any, pool: torch.Tensor) -> Any:
     """The same functions in C where there are any and they work on the pool, else the ones given."""
     return recurrence.FORMS.get(_family(op), op) if runs_native(pool) else op

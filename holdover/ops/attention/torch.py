@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from holdover.ops.forms import has_triton, runs_native
+from holdover.ops.forms import chosen_attention, has_triton, runs_native
 from holdover.ops.native.attention import attend_one
 
 
@@ -81,7 +80,7 @@ def _attend(
     """One sequence: ``q [T, Hq, D]`` over ``k [L, Hkv, D]``, ``v [L, Hkv, Dv]``; returns ``[T, Hq, Dv]``."""
     tokens, d_v = len(q), v.shape[-1]
     if positions is not None and window is None and has_triton(q.device.type):
-        chosen = import_module("holdover.ops.attention.chosen")
+        chosen = chosen_attention()
         if chosen.serves(q, d_v):
             out: Tensor = chosen.attend_chosen(q, k.to(q.dtype), v.to(q.dtype), positions, scale)
             return out

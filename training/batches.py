@@ -53,12 +53,16 @@ class Batch:
 
 
 class Builder:
-    """Makes batches from the files in ``data`` (token files, filler, questions) and the tokenizer there."""
+    """Makes batches from the files in ``data`` (token files, filler, questions) and the tokenizer there.
 
-    def __init__(self, data: Path, seed: int) -> None:
+    ``mixture`` holds chances of tasks that differ from `MIXTURE`.
+    """
+
+    def __init__(self, data: Path, seed: int, mixture: dict[str, float] | None = None) -> None:
         from tokenizers import Tokenizer
 
         self.seed = seed
+        self.mixture: dict[str, float] = MIXTURE | (mixture or {})
         self.tokenizer = Tokenizer.from_file(str(data / "tokenizer" / "tokenizer.json"))
         self.start, self.end, self.end_of_text = (
             self.tokenizer.token_to_id(t) for t in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
@@ -98,7 +102,7 @@ class Builder:
     def _conversation(self, rng: random.Random, room: int) -> tuple[list[int], list[int]]:
         """An encoded training conversation of at most ``room`` tokens (empty when none was found)."""
         for _ in range(4):
-            task = rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
+            task = rng.choices(list(self.mixture), list(self.mixture.values()))[0]
             turns = rng.randint(1, max(2, min(24, room // 60)))
             budget = int(room * rng.uniform(0.55, 0.97)) - 26 * turns - 20
             if budget > 30:
@@ -158,38 +162,44 @@ class Builder:
             budget *= 0.92
 
 
-def _work(
-    queue: Any, data: Path, seed: int, tokens: int, worker: int, workers: int, first: int, checks: int, lengths: Any
-) -> None:
-    builder = Builder(data, seed)
+@dataclass(frozen=True)
+class Draws:
+    """What a run's batches are drawn from.
+
+    Attributes:
+        data: folder of the texts and the tokenizer.
+        seed: of all draws.
+        tokens: of a batch.
+        lengths: chances of row lengths; the curriculum if None.
+        mixture: chances of tasks that differ from `MIXTURE`.
+    """
+
+    data: Path
+    seed: int
+    tokens: int
+    lengths: dict[int, float] | None = None
+    mixture: dict[str, float] | None = None
+
+
+def _work(queue: Any, draws: Draws, worker: int, workers: int, first: int, checks: int) -> None:
+    builder = Builder(draws.data, draws.seed, draws.mixture)
     for number in range(worker, checks, workers):
-        queue.put(builder.validation(number, tokens))
+        queue.put(builder.validation(number, draws.tokens))
     number = first + (worker - first) % workers
     while True:
-        queue.put(builder.training(number, tokens, lengths))
+        queue.put(builder.training(number, draws.tokens, draws.lengths))
         number += workers
 
 
 class Stream:
     """Batches made by ``workers`` processes: ``validation`` first, then ``training`` from number ``first`` on."""
 
-    def __init__(
-        self,
-        data: Path,
-        seed: int,
-        tokens: int,
-        workers: int,
-        first: int = 0,
-        validate: bool = True,
-        lengths: dict[int, float] | None = None,
-    ) -> None:
+    def __init__(self, draws: Draws, workers: int, first: int = 0, validate: bool = True) -> None:
         context = multiprocessing.get_context("spawn")
         self.first, self.checks = first, sum(count for _, count in VALIDATION) if validate else 0
         self.queues = [context.Queue(maxsize=3) for _ in range(workers)]
         self.processes = [
-            context.Process(
-                target=_work, args=(queue, data, seed, tokens, i, workers, first, self.checks, lengths), daemon=True
-            )
+            context.Process(target=_work, args=(queue, draws, i, workers, first, self.checks), daemon=True)
             for i, queue in enumerate(self.queues)
         ]
         for process in self.processes:

@@ -20,6 +20,7 @@ import argparse
 import json
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from training import batches, forwards
-from training.batches import ANSWER, CURRICULUM, MIXTURE, PROMPT, TEXT, TEXT_ROWS, WINDOWS, Stream
+from training.batches import ANSWER, CURRICULUM, MIXTURE, PROMPT, TEXT, TEXT_ROWS, WINDOWS, Draws, Stream
 from training.model import build, tied
 
 WARMUP, DECAY_FROM, FLOOR = 150, 0.45, 0.01
@@ -53,6 +54,7 @@ class Options:
     seed: int = 0
     workers: int = 2
     lengths: dict[int, float] | None = None
+    mixture: dict[str, float] | None = None
     compiled: bool = False
     window_share: float = 0.5
     leg: float = 0.0
@@ -114,16 +116,19 @@ class Trainer:
         if options.resume:
             self.load()
         if self.step == 0:
-            self.begin()
+            (options.out / "log.jsonl").unlink(missing_ok=True)
+            self.model.config.save_pretrained(options.out)
+        if self.step == 0 or options.lengths or options.mixture:
+            self.describe()
 
-    def begin(self) -> None:
-        """Start the run's log with what it is made of."""
+    def describe(self) -> None:
+        """Write to the log what is trained on from here on, and how."""
         o = self.options
-        (o.out / "log.jsonl").unlink(missing_ok=True)
-        self.model.config.save_pretrained(o.out)
+        curriculum = [(self.step, o.lengths)] if o.lengths else CURRICULUM
         recipe = {
-            "architecture": o.architecture, "rate": o.rate, "decay_from": DECAY_FROM, "mixture": MIXTURE,
-            "curriculum": CURRICULUM, "text_rows": TEXT_ROWS, "window_share": o.window_share, "windows": WINDOWS,
+            "architecture": o.architecture, "rate": o.rate, "budget_seconds": o.seconds, "decay_from": DECAY_FROM,
+            "mixture": MIXTURE | (o.mixture or {}), "curriculum": curriculum, "text_rows": TEXT_ROWS,
+            "window_share": o.window_share, "windows": WINDOWS,
         }  # fmt: skip
         self.log({"recipe": recipe})
 
@@ -216,7 +221,8 @@ class Trainer:
 
     def run(self) -> None:
         o, started = self.options, time.perf_counter()
-        stream = Stream(o.data, o.seed, o.tokens, o.workers, self.step, o.validate_every > 0, o.lengths)
+        draws = Draws(o.data, o.seed, o.tokens, o.lengths, o.mixture)
+        stream = Stream(draws, o.workers, self.step, o.validate_every > 0)
         checks = stream.validation()
         first, last_check, last_save = self.step, self.seconds, self.seconds
         began = time.perf_counter() - self.seconds
@@ -249,6 +255,11 @@ class Trainer:
         stream.close()
 
 
+def chances(kind: Callable[[str], Any]) -> Callable[[str], dict[Any, float]]:
+    """Reads ``KEY=CHANCE,KEY=CHANCE`` with keys of a kind."""
+    return lambda text: {kind(key): float(chance) for key, chance in (item.split("=") for item in text.split(","))}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a bundled model.")
     parser.add_argument("--out", type=Path, required=True)
@@ -261,7 +272,10 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2.5e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=14)
-    parser.add_argument("--length", type=int, help="rows of one length instead of the curriculum")
+    parser.add_argument(
+        "--lengths", type=chances(int), help="chances of row lengths instead of the curriculum, as 1024=0.4,2048=0.6"
+    )
+    parser.add_argument("--mixture", type=chances(str), help="tasks with other chances than usual, as recall=60")
     parser.add_argument("--window-share", type=float, default=0.5, help="share of batches with windowed attention")
     parser.add_argument("--resume", action="store_true", help="go on from what OUT holds")
     parser.add_argument("--leg", type=float, default=0.0, help="stop after so many seconds, compiling included")
@@ -269,10 +283,8 @@ def main() -> None:
     parser.add_argument(
         "--no-compile", dest="compiled", action="store_false", help="run the forward without torch.compile"
     )
-    given = vars(parser.parse_args())
-    length = given.pop("length")
     torch.backends.cuda.matmul.allow_tf32 = True
-    Trainer(Options(**given, lengths={length: 1.0} if length else None)).run()
+    Trainer(Options(**vars(parser.parse_args()))).run()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The trainer and its batches, on data made here."""
 
 import json
+import random
 import shutil
 
 import numpy as np
@@ -9,11 +10,11 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.training import MODEL
-from training.batches import ANSWER, NONE, PROMPT, TEXT, WINDOWS, Builder, window
+from training.batches import ANSWER, MIXTURE, NONE, PROMPT, TEXT, WINDOWS, Builder, window
 from training.export import export
 from training.forwards import FORWARDS
 from training.score import holdover_engine, transformers_engine
-from training.tasks import NOISE
+from training.tasks import CHATS, NOISE
 from training.train import Options, Trainer, optimizer_for, schedule, span_accuracy
 
 
@@ -138,6 +139,27 @@ def test_a_run_goes_on_from_the_small_files_alone(data, builder, tmp_path):
     for (name, a), b in zip(first.model.state_dict().items(), second.model.state_dict().values(), strict=True):
         assert torch.equal(a.bfloat16().float(), b), name
     assert len((tmp_path / "copy" / "log.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_run_that_goes_on_otherwise_says_so_in_its_log(data, builder, tmp_path):
+    first = Trainer(options(tmp_path, data))
+    first.train_step(builder.training(0, 256, {256: 1.0}))
+    first.save()
+    Trainer(options(tmp_path, data, resume=True))
+    Trainer(options(tmp_path, data, resume=True, lengths={512: 1.0}, mixture={"recall": 70}))
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    recipes = [row["recipe"] for row in rows if "recipe" in row]
+    assert [recipe["mixture"]["recall"] for recipe in recipes] == [MIXTURE["recall"], 70]
+    assert recipes[1]["curriculum"] == [[1, {"512": 1.0}]]
+    assert recipes[1]["mixture"]["needle"] == MIXTURE["needle"]
+
+
+def test_tasks_are_drawn_by_the_mixture(data):
+    alone = Builder(data, 0, dict.fromkeys(MIXTURE, 0) | {"chat": 1})
+    told = [answer for _, answers in CHATS for answer in answers]
+    for seed in range(4):
+        ids, _ = alone._conversation(random.Random(seed), 400)
+        assert any(answer in alone.tokenizer.decode(ids) for answer in told)
 
 
 def test_windows_are_functions_of_the_batch():

@@ -87,8 +87,12 @@ def composed() -> Facts:
         return found | {"layers": layers, "worst": 2, "rise": trend, "count": 20}
 
     rows = [row("full", "", "kl", 1.0, None), row("none", "last", "kl", 0.0, None)]
+    rows += [row("none", "last", "right", 0.0, None)]
     rows += [row("epic", state, metric, ratio, 0.25 if state == "exact" and metric == "kl" else None)
              for state in ("last", "exact") for metric in ("kl", "right") for ratio in (0.1, 0.2)]  # fmt: skip
+    rows += [row("epic", state, "percent of full", 0.2, None) | {"mean": 75.0, "low": 50.0, "high": 100.0}
+             for state in ("last", "exact")]  # fmt: skip
+    rows += [row("seam", "exact", "kl", 0.0, -0.5) | {"ratio": None, "window": 4, "recomputed": 0.05}]
     left = {"mean": 0.2, "low": 0.1, "high": 0.3}
     causes = [{"inputs": "true", "layer": 2, "left": left, "count": 20}]
     curves = [curve("last", 0.0), curve("exact", 0.8)]

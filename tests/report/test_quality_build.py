@@ -10,7 +10,7 @@ import pytest
 
 from holdover.errors import ConfigError
 from holdover.report.quality.build import build
-from holdover.report.quality.section import compared, interval, signed, wilson
+from holdover.report.quality.section import brief, difference, interval, signed, verdict, wilson
 from tests.cli.run import error_line, invoke
 from tests.report import quality_results
 
@@ -54,6 +54,8 @@ def test_pictures_are_small_and_all_of_them_shown(pages: Path) -> None:
 def test_tables_hold_the_files_figures(pages: Path) -> None:
     found = lines(pages / "index.md")
     for wanted in (
+        # random masks are one line: mean, sample deviation, range
+        "| text | 16 | 2 | 2.155 | 0.2051 | 2.03 | 1 | +0.01 to +0.3 | 24 |",
         "| text | nr | 16 | 2.00x | 2.03 | 1.5 to 2.5 | +0.03 | +0.02 to +0.04 | 0.900 | 100.0% | 24 |",
         "| recall | epic | r 0.2 | exact | 20.0% | KL | 0.5 | 0.4 to 0.6 | +0.25 | +0.24 to +0.26 | 20 |",
         "| m8-bf16/fp32 | 0 to 64 | 2e-06 | 1e-06 to 4e-06 | 2e-06 | 2e-06 | 87.50% | 0.8 to 0.9 | 16 |",
@@ -66,53 +68,8 @@ def test_tables_hold_the_files_figures(pages: Path) -> None:
         "| small | deferred | deferred | 3 | feed float32 | cpu | 0123456789 | 2026-01-02 |",
     ):
         assert wanted in found, wanted
+    assert not any("random(" in line for line in found)
     assert not any("0.01 |" in line and "holdover | 8" in line for line in found)
-
-
-def test_findings_are_sentences_of_the_figures(pages: Path) -> None:
-    found = lines(pages / "findings.md")
-    for wanted in (
-        "- small, text: nr at W_max 16 against dense: worse (+0.03, +0.02 to +0.04, n = 24); 1 of 2 random masks of as "
-        "many units are worse than it, and differ from dense by +0.01 to +0.3.",
-        "- small, text: int8 against dense: not told apart (+0.001, -0.002 to +0.003, n = 24).",
-        "- small: as constructed, `exact` is off by 2.1 (2.05 to 2.2, n = 20) in its worst layer, 2; its error grows "
-        "with depth.",
-        "- small: as constructed, `last` is off by 2.1 (2.05 to 2.2, n = 20) in its worst layer, 2; its error has no "
-        "trend over layers.",
-        "- small: with the inputs of its context, exact composition keeps at most 0.2 (0.1 to 0.3, n = 20) of its "
-        "error, at layer 2: most of it comes from isolated inputs.",
-        "- small: perplexity 7.389 on 3 pieces of 64 tokens of held-out text.",
-    ):
-        assert wanted in found, wanted
-    whole = "\n".join(found)
-    assert "it grows along the continuation (+1e-06, +1e-07 to +2e-06)" in whole
-    assert "KL beyond that of a single restore is not seen to grow (+0.0001 nats a restore" in whole
-    assert "gdn: writing to a log is 2.00 to 2.00 times as fast" in whole
-    assert "no other kernel is faster" in whole
-
-
-def test_wording_follows_the_figures(tmp_path: Path) -> None:
-    files = quality_results.everything()
-    files["replay-text"]["rows"][1] |= {"difference": -0.03, "difference_low": -0.04, "difference_high": -0.02}
-    files["composed"]["causes"][0]["left"] = {"mean": 0.9, "low": 0.8, "high": 1.0}
-    found = "\n".join(lines(pages_of(files, tmp_path) / "findings.md"))
-    assert "nr at W_max 16 against dense: better (-0.03" in found
-    assert "isolated inputs do not explain most of it" in found
-
-
-def test_what_the_figures_do_not_tell_is_not_said(tmp_path: Path) -> None:
-    files = quality_results.everything()
-    files["composed"]["causes"][0]["left"] = {"mean": 0.2, "low": 0.0, "high": 0.75}
-    dense = {"model": "m", "context": 512, "batch": 1, "mode": "dense", "tpot_ms": 2.0, "p10": 1.9, "p90": 2.1}
-    dense |= {"tpot_p99_ms": 2.5, "update_share": 0.1, "n": 9}
-    engine = quality_results.decode() | {"rows": [dense]}
-    benchmarks = quality_results.write(tmp_path / "benchmarks", {"decode_engine": engine})
-    pages = pages_of(files, tmp_path, benchmarks=benchmarks)
-    found = "\n".join(lines(pages / "findings.md"))
-    assert "the figures do not tell whether most of it comes from isolated inputs" in found
-    assert "| m | 512 | 1 | dense | 2 | 1.9 to 2.1 | 2.5 | 10.0% | 9 |" in lines(pages / "index.md")
-    # there is nothing to compare it with
-    assert "with a log a step takes" not in found
 
 
 def test_what_was_not_run_has_no_section(tmp_path: Path) -> None:
@@ -133,13 +90,19 @@ def test_a_difference_is_read_by_its_interval() -> None:
     def row(low: float, high: float) -> dict[str, Any]:
         return {"difference": (low + high) / 2, "difference_low": low, "difference_high": high, "count": 9}
 
-    assert compared(row(0.1, 0.3), "nll") == "worse (+0.2, +0.1 to +0.3, n = 9)"
-    assert compared(row(0.1, 0.3), "exact") == "better (+0.2, +0.1 to +0.3, n = 9)"
-    assert compared(row(-0.3, -0.1), "kl").startswith("better")
-    assert compared(row(-0.3, 0.1), "kl").startswith("not told apart")
-    assert compared(row(1e-12, 2e-12), "kl").startswith("equal but for rounding (+1.5e-12")
-    assert compared(row(0.0, 0.0), "kl") == "equal in every instance (n = 9)"
+    assert verdict(row(0.1, 0.3), "nll") == verdict(row(-0.3, -0.1), "exact") == "worse"
+    assert verdict(row(-0.3, -0.1), "kl") == verdict(row(0.1, 0.3), "exact") == "better"
+    assert verdict(row(-0.3, 0.1), "kl") == "open"
+    assert verdict(row(1e-12, 2e-12), "kl") == "rounding"
+    assert verdict(row(0.0, 0.0), "kl") == "equal"
+    assert difference(row(0.1, 0.3), "nll") == "+0.2 nats (+0.1 to +0.3, n = 9)"
+    assert difference(row(0.1, 0.3), "exact", "here") == "+0.2 (+0.1 to +0.3, n = 9; here)"
+
+
+def test_figures_are_written_without_needless_digits_and_exponents() -> None:
     assert (signed(None), signed(-0.0), interval(None, 1.0)) == ("-", "+0", "-")
+    assert [brief(value) for value in (0.123, 12.5, 99.7, 1234.5, 1.23e-7)] == ["0.12", "12", "100", "1,234", "1.2e-07"]
+    assert [signed(value) for value in (-120.0, 0.5)] == ["-120", "+0.5"]
 
 
 def test_wilson_s_interval() -> None:

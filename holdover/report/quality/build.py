@@ -12,8 +12,9 @@ from holdover.report.quality.combinations import combinations
 from holdover.report.quality.composed import composed
 from holdover.report.quality.decode import decode
 from holdover.report.quality.deferred import deferred
+from holdover.report.quality.findings.page import findings_page
 from holdover.report.quality.limits import limits
-from holdover.report.quality.markdown import findings, page
+from holdover.report.quality.markdown import page
 from holdover.report.quality.models import models
 from holdover.report.quality.results import Results, read_results
 from holdover.report.quality.section import Section
@@ -29,13 +30,8 @@ SECTIONS: tuple[Callable[[Results], Section | None], ...] = (
     limits,
 )
 _INTRO = (
-    "Made by `make report` from result files; no figure is typed. [Findings](findings.md) says the same in sentences. "
+    "Made by `make report` from result files; no figure is typed. [Findings](findings.md) says what came of it. "
     "Intervals are 95 %, n is the number of instances that they are over."
-)
-_FINDINGS = (
-    "Made by `make report` from the same files as [the tables](index.md). Figures in brackets are a difference, its "
-    "95 % interval and the number of instances. A difference whose interval holds zero is *not told apart*: the "
-    "instances do not show one, which is no proof that there is none."
 )
 _SOURCES = ("model", "file", "protocol", "rows", "weights", "device", "commit", "date")
 
@@ -60,7 +56,7 @@ def build(results: Path, out: Path, *, training: Path | None = None, benchmarks:
     sections.append(_sources(found))
     files = {f"{one.name}.png": one.png for section in sections for one in section.pictures}
     files["index.md"] = page("Quality report", (_INTRO,), sections).encode()
-    files["findings.md"] = findings("Findings", (_FINDINGS,), sections).encode()
+    files["findings.md"] = findings_page(found).encode()
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
-from holdover.report.quality.plots import panels, plot_of
+from holdover.report.quality.plots import panels, plot_of, whiskers
 from holdover.report.quality.results import Facts, ModelResults, Results, Rows
 from holdover.report.quality.section import (
     Section,
-    compared,
     grouped,
     interval,
     is_loss,
@@ -28,6 +28,7 @@ PROTOCOL = "warm-replay"
 _COLUMNS = (
     "task", "arm", "W_max", "smaller by", "mean", "95 % interval", "to dense", "95 % interval", "hit", "loaded", "n"
 )  # fmt: skip
+_MASKS = ("task", "W_max", "masks", "mean", "sample sd", "mean of nr", "worse than nr", "range to dense", "n")
 _TEXT = (
     "Every prompt is run once unscored, which leaves a checkpoint of all of it but its last token, and is then asked "
     "again from that checkpoint (DASC §5.2, App. C.2). `nr` leaves omitted units at zero, `wr` replays them over a "
@@ -41,8 +42,10 @@ _INTERVENTION = (
     "text."
 )
 # the count-matched masks
-_CONTROL = "random"
-_PARTS = {
+CONTROL = "random"
+# of a picture: what sets arms of one size beside each other, and the axis of differences of shares
+_ASIDE, _SHARES = {"wr": 0.03, CONTROL: -0.03}, (-1.05, 0.35)
+PARTS = {
     "baseline": "nothing",
     "zero-full-kv": "keys and values",
     "zero-linear": "recurrent states",
@@ -55,16 +58,9 @@ def checkpoints(results: Results) -> Section | None:
     models = [model for model in results.models if model.of(PROTOCOL)]
     if not models:
         return None
-    tables = [*_evidence(results), *(_table(model) for model in models)]
-    findings = [line for model in results.models for line in _intervention_findings(model)]
-    findings += [line for model in models for line in _findings(model)]
-    return Section(
-        "Checkpoints that keep less (DASC)",
-        (_INTERVENTION, _TEXT),
-        tuple(tables),
-        (_capacity_picture(models),),
-        tuple(findings),
-    )
+    tables = [*_evidence(results), *(table for model in models for table in _tables(model))]
+    text, pictures = (_INTERVENTION, _TEXT), (_capacity_picture(models),)
+    return Section("Checkpoints that keep less (DASC)", text, tuple(tables), pictures)
 
 
 def arm_name(row: Facts) -> str:
@@ -80,9 +76,59 @@ def capacities(facts: Facts) -> dict[str, float]:
     return {name: arms["dense"]["bytes"] / arm["bytes"] for name, arm in arms.items()} if "dense" in arms else {}
 
 
-def _table(model: ModelResults) -> Table:
-    rows = [_cells(row, capacities(facts)) for _, facts in model.of(PROTOCOL) for row in facts["rows"]]
-    return Table(f"{model.name}: arms on the same prompts", _COLUMNS, tuple(rows))
+def kind(row: Facts) -> str:
+    """An arm without the seed of its mask."""
+    return str(row["arm"].partition("(")[0])
+
+
+def masks(rows: Rows) -> dict[tuple[str, str, int], list[Facts]]:
+    """Rows of the count-matched masks by task, metric and cutoff."""
+    return grouped((row for row in rows if kind(row) == CONTROL), _cell)
+
+
+def planned(rows: Rows) -> dict[tuple[str, str, int], Facts]:
+    """Rows of what the plan keeps, likewise."""
+    return {_cell(row): row for row in rows if row["arm"] == "nr"}
+
+
+def right(score: Facts) -> tuple[int, int]:
+    """Right answers, and questions, of an intervention."""
+    return sum(score["right"].values()), sum(score["asked"].values())
+
+
+def _cell(row: Facts) -> tuple[str, str, int]:
+    return row["task"], row["metric"], row["w_max"]
+
+
+def _tables(model: ModelResults) -> Iterator[Table]:
+    pairs = [(row, capacities(facts)) for _, facts in model.of(PROTOCOL) for row in facts["rows"]]
+    arms = [_cells(row, smaller) for row, smaller in pairs if kind(row) != CONTROL]
+    yield Table(f"{model.name}: arms on the same prompts", _COLUMNS, tuple(arms))
+    plan = planned(model.rows(PROTOCOL))
+    drawn = [_drawn(same, plan.get(cell)) for cell, same in masks(model.rows(PROTOCOL)).items()]
+    if drawn:
+        yield Table(f"{model.name}: random masks of as many units", _MASKS, tuple(drawn))
+
+
+def _drawn(rows: Sequence[Facts], plan: Facts | None) -> tuple[str, ...]:
+    """All masks of a task and cutoff in one line; their differences to dense from the least to the greatest."""
+    one, means, differences = rows[0], [row["mean"] for row in rows], [row["difference"] for row in rows]
+    return (
+        one["task"] or one["metric"],
+        str(one["w_max"]),
+        str(len(rows)),
+        number(mean(means)),
+        number(stdev(means)) if len(rows) > 1 else "-",
+        "-" if plan is None else number(plan["mean"]),
+        "-" if plan is None else str(sum(_worse(row, plan) for row in rows)),
+        interval(min(differences), max(differences), signed),
+        str(one["count"]),
+    )
+
+
+def _worse(row: Facts, other: Facts) -> bool:
+    sign = 1 if is_loss(row["metric"]) else -1
+    return bool(sign * (row["mean"] - other["mean"]) > 0)
 
 
 def _cells(row: Facts, smaller: dict[str, float]) -> tuple[str, ...]:
@@ -105,7 +151,7 @@ def _evidence(results: Results) -> Iterator[Table]:
     seen = [(model.name, model.files["validate"]) for model in results.models if "validate" in model.files]
     needles = [(name, score) for name, facts in seen for score in facts["needle"]]
     if needles:
-        rows = tuple((name, _PARTS[score["arm"]], *_share(score)) for name, score in needles)
+        rows = tuple((name, PARTS[score["arm"]], *_share(score)) for name, score in needles)
         yield Table("What retrieval rests on", ("model", "set to zero", "right", "95 % interval", "n"), rows)
     pairs = [(name, what, found) for name, facts in seen for what, found in facts["spearman"].items() if found]
     if pairs:
@@ -118,85 +164,43 @@ def _evidence(results: Results) -> Iterator[Table]:
 
 
 def _share(score: Facts) -> tuple[str, str, str]:
-    right, asked = _right(score)
-    return number(right / asked), interval(*wilson(right, asked)), str(asked)
-
-
-def _intervention_findings(model: ModelResults) -> Iterator[str]:
-    scores = {score["arm"]: score for score in model.files.get("validate", {}).get("needle", [])}
-    if not scores:
-        return
-    for arm in ("zero-linear", "zero-full-kv"):
-        kept, left = _right(scores["baseline"]), _right(scores[arm])
-        needed = wilson(*left)[1] < wilson(*kept)[0]
-        yield (
-            f"{model.name}: with {_PARTS[arm]} at zero {left[0]} of {left[1]} hidden facts are found "
-            f"({interval(*wilson(*left))}), untouched {kept[0]} of {kept[1]} ({interval(*wilson(*kept))}): "
-            + ("retrieval needs them." if needed else "no need of them is seen.")
-        )
-
-
-def _right(score: Facts) -> tuple[int, int]:
-    """Right answers, and questions."""
-    return sum(score["right"].values()), sum(score["asked"].values())
-
-
-def _findings(model: ModelResults) -> Iterator[str]:
-    for (task, metric), rows in grouped(model.rows(PROTOCOL), lambda row: (row["task"], row["metric"])).items():
-        for row in rows:
-            if row["difference"] is None or _kind(row) == _CONTROL:
-                continue
-            at = "" if row["w_max"] is None else f" at W_max {row['w_max']}"
-            masks = [one for one in rows if _kind(one) == _CONTROL and one["w_max"] == row["w_max"]]
-            against = _against(row, masks, metric) if row["arm"] == "nr" and masks else ""
-            yield f"{model.name}, {task or metric}: {row['arm']}{at} against dense: {compared(row, metric)}{against}."
-
-
-def _against(row: Facts, masks: Rows, metric: str) -> str:
-    """Against the count-matched controls."""
-    worse = sum(_worse(mask, row, metric) for mask in masks)
-    differences = [mask["difference"] for mask in masks]
-    return (
-        f"; {worse} of {len(masks)} random masks of as many units are worse than it, and differ from dense by "
-        f"{interval(min(differences), max(differences), signed)}"
-    )
-
-
-def _worse(mask: Facts, row: Facts, metric: str) -> bool:
-    return bool(mask["mean"] > row["mean"] if is_loss(metric) else mask["mean"] < row["mean"])
+    found, asked = right(score)
+    return number(found / asked), interval(*wilson(found, asked)), str(asked)
 
 
 def _capacity_picture(models: list[ModelResults]) -> Picture:
     rows = [row for model in models for row in model.rows(PROTOCOL)]
-    kinds = list(dict.fromkeys(_kind(row) for row in rows if row["difference"] is not None))
+    kinds = list(dict.fromkeys(kind(row) for row in rows if row["difference"] is not None))
 
     def draw(axes: Axes, facts: Facts, task: str) -> None:
-        smaller = capacities(facts)
-        for kind in kinds:
-            rows = [row for row in facts["rows"] if row["task"] == task and _kind(row) == kind]
-            rows = [row for row in rows if row["difference"] is not None]
-            x, y = [smaller[arm_name(row)] for row in rows], [row["difference"] for row in rows]
-            if kind == _CONTROL:
+        shown = [row for row in facts["rows"] if row["task"] == task and row["difference"] is not None]
+        for name, same in grouped(shown, kind).items():
+            x = [capacities(facts)[arm_name(row)] + _ASIDE.get(name, 0.0) for row in same]
+            y = [row["difference"] for row in same]
+            if name == CONTROL:
                 # the masks' own intervals would hide the others'
-                axes.plot(x, y, "x", color="0.6", markersize=4, label=kind, zorder=0)
-            elif rows:
-                down = [row["difference"] - row["difference_low"] for row in rows]
-                up = [row["difference_high"] - row["difference"] for row in rows]
-                color = f"C{kinds.index(kind)}"
-                axes.errorbar(x, y, (down, up), fmt="o", markersize=3, linewidth=0.8, label=kind, color=color)
+                axes.plot(x, y, "x", color="0.6", markersize=4, label=name, zorder=0)
+                continue
+            color, ends = f"C{kinds.index(name)}", whiskers(same, "difference", "difference_low", "difference_high")
+            axes.errorbar(x, y, ends, fmt="o", markersize=3, linewidth=0.8, label=name, color=color)
+        loss = is_loss(shown[0]["metric"])
         axes.axhline(0, color="0.6", linewidth=0.8)
-        axes.set(xlabel="checkpoint smaller by", ylabel="difference to dense")
+        axes.set(xlabel="checkpoint smaller by", ylabel="nats more than dense" if loss else "right, less dense's")
+        if not loss:
+            axes.set_ylim(*_SHARES)
 
-    cells = {
-        f"{model.name}: {task or facts['rows'][0]['metric']}": (facts, task)
+    found = [
+        {
+            f"{model.name}: {task or facts['rows'][0]['metric']}": (facts, task)
+            for _, facts in model.of(PROTOCOL)
+            if "dense" in facts["arms"]
+            for task in dict.fromkeys(row["task"] for row in facts["rows"])
+        }
         for model in models
-        for _, facts in model.of(PROTOCOL)
-        if "dense" in facts["arms"]
-        for task in dict.fromkeys(row["task"] for row in facts["rows"])
-    }
-    figure = panels(cells, lambda axes, cell: draw(axes, *cell))
-    return plot_of("capacity", "Capacity and quality: differences to dense, 95 % intervals over instances", figure)
-
-
-def _kind(row: Facts) -> str:
-    return str(row["arm"].partition("(")[0])
+    ]
+    figure = panels([row for row in found if row], lambda axes, cell: draw(axes, *cell))
+    caption = (
+        "Capacity and quality: differences to dense, 95 % intervals over instances; of the arms of one size wr lies a "
+        "little to the right, random to the left"
+    )
+    return plot_of("capacity", caption, figure)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from holdover.report.quality.plots import panels, plot_of
+from holdover.report.quality.plots import panels, plot_of, wrapped
 from holdover.report.quality.results import Facts, ModelResults, Results, Rows
-from holdover.report.quality.section import Section, compared, estimate, grouped, interval, is_rounding, number, signed
+from holdover.report.quality.section import Section, grouped, interval, number, signed
 from holdover.report.tables import Table, size
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ def combinations(results: Results) -> Section | None:
     if not models:
         return None
     tables = [table for model in models for table in _tables(model)]
-    findings = [line for model in models for line in _findings(model)]
-    return Section("Combinations", (_TEXT,), tuple(tables), (_picture(models),), tuple(findings))
+    return Section("Combinations", (_TEXT,), tuple(tables), (_picture(models),))
 
 
 def _tables(model: ModelResults) -> Iterator[Table]:
@@ -95,57 +94,12 @@ def _chunk(row: Facts) -> tuple[str, ...]:
     )
 
 
-def _findings(model: ModelResults) -> Iterator[str]:
-    for _, facts in model.of(PROTOCOL):
-        yield from _arms(model.name, facts["rows"])
-        yield from _turns(model.name, facts["growth"])
-        yield from _states(model.name, facts["chunks"])
-
-
-def _arms(name: str, rows: Rows) -> Iterator[str]:
-    """Whether a log or drafts add to what a checkpoint costs."""
-    for (checkpoint, w_max), same in grouped(rows, lambda row: (row["checkpoint"], row["w_max"])).items():
-        alone = next((row for row in same if row["difference"] is None), None)
-        if alone is None:
-            continue
-        at = "" if w_max is None else f" at W_max {w_max}"
-        others = [row for row in same if row["difference"] is not None and not row["once"]]
-        added = "; ".join(f"{row['decode']} with drafts {row['speculate']}: {compared(row, 'kl')}" for row in others)
-        figures = estimate(alone, alone["count"])
-        yield f"{name}, {checkpoint}{at}: mean KL {figures} under dense decode. Against it, {added}."
-
-
-def _turns(name: str, rows: Rows) -> Iterator[str]:
-    """Whether errors add up from restore to restore."""
-    for row in rows:
-        more = row["excess"] is not None
-        low, high = (row["excess_low"], row["excess_high"]) if more else (row["low"], row["high"])
-        slope = row["excess"] if more else row["slope"]
-        what = "KL beyond that of a single restore" if more else "KL"
-        figures = f"{signed(slope)} nats a restore, {interval(low, high, signed)}, n = {row['count']}"
-        yield f"{name}, {row['arm']}: over {row['restores']} restores, {what} {_verdict(low, high)} ({figures})."
-
-
-def _verdict(low: float, high: float) -> str:
-    if is_rounding(low, high) or low <= 0 <= high:
-        return "is not seen to grow"
-    return "grows" if low > 0 else "shrinks"
-
-
-def _states(name: str, rows: Rows) -> Iterator[str]:
-    for row in rows:
-        if row["difference"] is not None:
-            at = "" if row["w_max"] is None else f" at W_max {row['w_max']}"
-            way = f"`{row['initialiser']}`, {row['selector']} {row['ratio']:.0%}"
-            yield f"{name}, chunk states {row['state']}{at}, {way}: KL against full states {compared(row, 'kl')}."
-
-
 def _picture(models: Sequence[ModelResults]) -> Picture:
     def draw(axes: Axes, rows: Rows) -> None:
         for at, (arm, same) in enumerate(grouped(rows, lambda row: str(row["arm"])).items()):
             x = [row["restores"] for row in same]
             mean, low, high = ([max(row[end], _LEAST) for row in same] for end in ("mean", "low", "high"))
-            axes.plot(x, mean, marker=".", linewidth=0.9, label=arm, color=f"C{at % 10}")
+            axes.plot(x, mean, marker=".", linewidth=0.9, label=arm.partition("/")[0], color=f"C{at % 10}")
             axes.fill_between(x, low, high, alpha=0.1, color=f"C{at % 10}")
         axes.set(xlabel="restores", ylabel="mean KL in nats", yscale="log")
 
@@ -156,4 +110,4 @@ def _picture(models: Sequence[ModelResults]) -> Picture:
         for name, facts in model.of(PROTOCOL)
     }
     caption = "KL to the exact run by restores in a row, decoding from a log"
-    return plot_of("restores", caption, panels(cells, draw))
+    return plot_of("restores", caption, panels(wrapped(cells), draw))

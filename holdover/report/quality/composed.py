@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from holdover.report.quality.plots import panels, plot_of
+from holdover.report.quality.plots import panels, plot_of, whiskers, wrapped
 from holdover.report.quality.results import Facts, ModelResults, Results, Rows
-from holdover.report.quality.section import Section, compared, estimate, grouped, interval, number, signed
+from holdover.report.quality.section import Section, grouped, interval, number, signed
 from holdover.report.tables import Table
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ _DEPTH = (
 )
 # the paper's main budget
 _MAIN = 0.2
-# of an error, above which it is most of it
-_HALF = 0.5
+# of a picture: between states at one share
+_APART = 0.008
 _METRICS = {"percent of full": "% of full", "right": "right", "kl": "KL", "nll": "NLL"}
 _COLUMNS = ("task", "selector", "budget", "state", "run again", "metric", "mean", "95 % interval", "to last",
             "95 % interval", "n")  # fmt: skip
@@ -46,14 +46,13 @@ def composed(results: Results) -> Section | None:
     if not models:
         return None
     tables = [table for model in models for table in _tables(model)]
-    findings = [line for model in models for line in _findings(model)]
     pictures = (_budget_picture(models, "kl"), _budget_picture(models, "right"), _depth_picture(models))
-    return Section("Contexts composed of chunks (LinearKV)", (_TEXT, _DEPTH), tuple(tables), pictures, tuple(findings))
+    return Section("Contexts composed of chunks (LinearKV)", (_TEXT, _DEPTH), tuple(tables), pictures)
 
 
 def main_ratio(rows: Rows) -> float:
     """The budget that tables are of: the paper's, or the nearest that was run."""
-    ratios = {row["ratio"] for row in rows if row["ratio"] is not None and 0 < row["ratio"] < 1}
+    ratios = {row["ratio"] for row in rows if swept(row)}
     return min(ratios, key=lambda ratio: abs(ratio - _MAIN), default=_MAIN)
 
 
@@ -61,8 +60,8 @@ def _tables(model: ModelResults) -> Iterator[Table]:
     for name, facts in model.of(PROTOCOL):
         rows, main = facts["rows"], main_ratio(facts["rows"])
         anchors = [row for row in rows if row["selector"] in ("full", "all", "none")]
-        swept = [row for row in rows if row["ratio"] == main]
-        yield Table(f"{model.name}, {name}: at r = {main:g}", _COLUMNS, tuple(map(_cells, [*anchors, *swept])))
+        chosen = [row for row in rows if row["ratio"] == main]
+        yield Table(f"{model.name}, {name}: at r = {main:g}", _COLUMNS, tuple(map(_cells, [*anchors, *chosen])))
         seams = [row for row in rows if row["window"] is not None]
         if seams:
             title = f"{model.name}, {name}: windows around seams, in tokens to each side"
@@ -108,73 +107,7 @@ def _cause(cause: Facts) -> tuple[str, ...]:
     return (cause["inputs"], str(cause["layer"]), number(left["mean"]), ends, str(cause["count"]))
 
 
-def _findings(model: ModelResults) -> Iterator[str]:
-    for _, facts in model.of(PROTOCOL):
-        yield from _pairs(model.name, facts)
-        yield from _budgets(model.name, facts)
-        yield from _depths(model.name, facts)
-        yield from _reasons(model.name, facts)
-
-
-def _pairs(name: str, facts: Facts) -> Iterator[str]:
-    """Exact composition and the controls against the last chunk's state, on the same positions."""
-    main = main_ratio(facts["rows"])
-    for row in facts["rows"]:
-        if row["ratio"] == main and row["metric"] == "kl" and row["difference"] is not None:
-            where = f"{name}, {row['task'] or 'all'}, {row['selector']} at r = {main:g}"
-            yield f"{where}: KL of `{row['initialiser']}` against `last` on the same positions: {compared(row, 'kl')}."
-
-
-def _budgets(name: str, facts: Facts) -> Iterator[str]:
-    """Whether running more again closes the gap of exact composition."""
-    rows = [row for row in facts["rows"] if row["metric"] == "kl" and row["initialiser"] == "exact"]
-    swept = [row for row in rows if row["ratio"] is not None and 0 < row["ratio"] < 1 and row["difference"] is not None]
-    for (task, selector), same in grouped(swept, lambda row: (row["task"], row["selector"])).items():
-        worse = [row for row in same if row["difference_low"] > 0]
-        budgets = f"{min(row['ratio'] for row in same):g} to {max(row['ratio'] for row in same):g}"
-        yield (
-            f"{name}, {task or 'all'}: under {selector}, `exact` is worse than `last` at {len(worse)} of {len(same)} "
-            f"budgets of r = {budgets} (n = {same[0]['count']})."
-        )
-
-
-def _depths(name: str, facts: Facts) -> Iterator[str]:
-    """How far off constructed states are, and whether that grows with depth."""
-    for curve in _constructed(facts):
-        worst = curve["layers"][str(curve["worst"])]
-        yield (
-            f"{name}: as constructed, `{curve['initialiser']}` is off by {estimate(worst, curve['count'])} in its "
-            f"worst layer, {curve['worst']}; its error {_trend(curve['rise'])}."
-        )
-
-
-def _trend(rise: Facts | None) -> str:
-    if rise is None or rise["low"] <= 0 <= rise["high"]:
-        return "has no trend over layers"
-    return "grows with depth" if rise["low"] > 0 else "falls with depth"
-
-
-def _reasons(name: str, facts: Facts) -> Iterator[str]:
-    """Whether the inputs of chunks that are prefilled alone explain what exact composition is off by."""
-    causes = [cause for cause in facts["causes"] if cause["inputs"] == "true"]
-    if causes:
-        worst = max(causes, key=lambda cause: cause["left"]["mean"])
-        left = estimate(worst["left"], worst["count"])
-        yield (
-            f"{name}: with the inputs of its context, exact composition keeps at most {left} of its error, at layer "
-            f"{worst['layer']}: {_reason(worst['left'])}."
-        )
-
-
-def _reason(left: Facts) -> str:
-    if left["high"] < _HALF:
-        return "most of it comes from isolated inputs"
-    if left["low"] > _HALF:
-        return "isolated inputs do not explain most of it"
-    return "the figures do not tell whether most of it comes from isolated inputs"
-
-
-def _constructed(facts: Facts) -> list[Facts]:
+def constructed(facts: Facts) -> list[Facts]:
     """Curves of states before anything is run again."""
     return [
         curve
@@ -183,25 +116,36 @@ def _constructed(facts: Facts) -> list[Facts]:
     ]
 
 
+def swept(row: Facts) -> bool:
+    """Whether a row is of a selector at a budget between none and all."""
+    return row["ratio"] is not None and 0 < row["ratio"] < 1
+
+
 def _budget_picture(models: Sequence[ModelResults], metric: str) -> Picture:
     def draw(axes: Axes, rows: Rows) -> None:
         for at, (state, same) in enumerate(grouped(rows, lambda row: str(row["initialiser"])).items()):
             ordered = sorted(same, key=lambda row: row["recomputed"])
-            _band(axes, ordered, lambda row: row["recomputed"], state, at)
+            x = [row["recomputed"] + _APART * at for row in ordered]
+            y = [row["mean"] for row in ordered]
+            ends = whiskers(ordered, "mean", "low", "high")
+            axes.errorbar(x, y, ends, marker="o", markersize=3, linewidth=0.8, label=state, color=f"C{at}")
         axes.set(xlabel="share run again", ylabel=_METRICS[metric])
         if metric == "kl":
             axes.set_yscale("log")
 
-    cells = {
-        f"{model.name}, {task or 'all'}: {selector}": same
+    found = [
+        {
+            f"{model.name}, {task or 'all'}: {selector}": same
+            for (task, selector), same in grouped(
+                (row for row in model.rows(PROTOCOL) if row["metric"] == metric and swept(row)),
+                lambda row: (row["task"], row["selector"]),
+            ).items()
+        }
         for model in models
-        for (task, selector), same in grouped(
-            (row for row in model.rows(PROTOCOL) if row["metric"] == metric and row["ratio"] and row["ratio"] < 1),
-            lambda row: (row["task"], row["selector"]),
-        ).items()
-    }
-    name = _METRICS[metric]
-    return plot_of(f"composed-{metric}", f"{name} by share run again, selector and initial state", panels(cells, draw))
+    ]
+    figure = panels([row for row in found if row], draw, alike=True)
+    caption = f"{_METRICS[metric]} by share run again, selector and initial state; states lie side by side"
+    return plot_of(f"composed-{metric}", caption, figure)
 
 
 def _depth_picture(models: Sequence[ModelResults]) -> Picture:
@@ -211,9 +155,9 @@ def _depth_picture(models: Sequence[ModelResults]) -> Picture:
             _band(axes, points, lambda point: point["layer"], str(curve["initialiser"]), at)
         axes.set(xlabel="layer", ylabel="relative error", yscale="log")
 
-    cells = {model.name: _constructed(facts) for model in models for _, facts in model.of(PROTOCOL)}
+    cells = {model.name: constructed(facts) for model in models for _, facts in model.of(PROTOCOL)}
     caption = "Relative error of constructed states by layer, before anything is run again"
-    return plot_of("composed-depth", caption, panels(cells, draw))
+    return plot_of("composed-depth", caption, panels(wrapped(cells), draw))
 
 
 def _band(axes: Axes, points: Sequence[Facts], place: Callable[[Facts], float], label: str, at: int) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from holdover.report.quality.plots import panels, plot_of
+from holdover.report.quality.plots import panels, plot_of, wrapped
 from holdover.report.quality.results import Facts, Results, Rows
 from holdover.report.quality.section import Section, grouped, number
 from holdover.report.tables import Table, ratio, size
@@ -21,11 +20,13 @@ _TEXT = (
     "percentile. One row is one step of one recurrent layer; of the methods that keep a log, the merge interval that "
     "was fastest. Errors are relative, to the float64 definition."
 )
-_OURS, _DENSE, _FLOOR = "holdover", "holdover-dense", "floor"
+OURS, DENSE, FLOOR = "holdover", "holdover-dense", "floor"
+# the fastest row of every method, by operator and batch
+Cells = Mapping[tuple[str, int], Mapping[str, Facts]]
 # the batch that the paper's operator table is of
 _BATCH = 128
 # methods that every family has some of; tables have the others too
-_DRAWN = (_FLOOR, _OURS, _DENSE, "fla", "vllm", "sglang", "torch-compile")
+_DRAWN = (FLOOR, OURS, DENSE, "fla", "vllm", "sglang", "torch-compile")
 _METHODS = ("op", "method", "merge interval", "ms", "p10 to p90", "to ours", "n")
 _ENGINE = ("model", "context", "batch", "mode", "ms a token", "p10 to p90", "p99", "update's share", "n")
 _BYTES = ("op", "method", "merge interval", "read", "written", "model read", "model written")
@@ -34,8 +35,7 @@ _BYTES = ("op", "method", "merge interval", "read", "written", "model read", "mo
 def decode(results: Results) -> Section | None:
     """The section; None where no benchmark of decode was run."""
     files = results.benchmarks
-    timed = [row for row in files.get("decode", {}).get("rows", []) if _is_step(row)]
-    engine = files.get("decode_engine", {}).get("rows", [])
+    timed, engine = timed_rows(results), engine_rows(results)
     counted = files.get("decode_counters", {}).get("rows", [])
     if not (timed or engine):
         return None
@@ -43,8 +43,18 @@ def decode(results: Results) -> Section | None:
     pictures = (_picture(timed),) if timed else ()
     machines = {name: _machine(files[name]) for name in ("decode", "decode_engine") if name in files}
     text = (_TEXT, *(f"`{name}.json`: {machine}." for name, machine in machines.items()))
-    findings = [*_operator_findings(timed), *_engine_findings(engine)]
-    return Section("Decode speed (DeltaLog)", text, tuple(tables), pictures, tuple(findings))
+    return Section("Decode speed (DeltaLog)", text, tuple(tables), pictures)
+
+
+def timed_rows(results: Results) -> Rows:
+    """One step of one layer, a row for every operator, batch and method."""
+    return [row for row in results.benchmarks.get("decode", {}).get("rows", []) if _is_step(row)]
+
+
+def engine_rows(results: Results) -> Rows:
+    """One step of the whole engine, a row for every model, context, batch and mode."""
+    rows: Rows = results.benchmarks.get("decode_engine", {}).get("rows", [])
+    return rows
 
 
 def _is_step(row: Facts) -> bool:
@@ -68,10 +78,10 @@ def _method(row: Facts) -> str:
     return str(row["method"])
 
 
-def _cells(rows: Rows) -> dict[tuple[str, int], dict[str, Facts]]:
+def cells_of(rows: Rows) -> Cells:
     """The fastest row of every method, by operator and batch, where ours was timed."""
     cells = {key: _best(same) for key, same in grouped(rows, lambda row: (row["op"], row["batch"])).items()}
-    return {key: cells[key] for key in sorted(cells) if {_OURS, _DENSE} <= cells[key].keys()}
+    return {key: cells[key] for key in sorted(cells) if {OURS, DENSE} <= cells[key].keys()}
 
 
 def _operators(rows: Rows) -> Iterator[Table]:
@@ -82,10 +92,10 @@ def _operators(rows: Rows) -> Iterator[Table]:
             "-" if row["merge_interval"] is None else str(row["merge_interval"]),
             number(row["ms"]),
             f"{number(row['p10'])} to {number(row['p90'])}",
-            ratio(row["ms"] / best[_OURS]["ms"]),
+            ratio(row["ms"] / best[OURS]["ms"]),
             str(row["n"]),
         )
-        for (op, batch), best in _cells(rows).items()
+        for (op, batch), best in cells_of(rows).items()
         if batch == _BATCH
         for name, row in best.items()
     ]
@@ -128,48 +138,14 @@ def _counters(rows: Rows) -> Iterator[Table]:
         yield Table("Bytes of one step at DRAM, by the GPU's counters and by our model of them", _BYTES, tuple(lines))
 
 
-def _operator_findings(rows: Rows) -> Iterator[str]:
-    for op, cells in grouped(_cells(rows).items(), lambda item: item[0][0]).items():
-        gains = [best[_DENSE]["ms"] / best[_OURS]["ms"] for _, best in cells]
-        behind = [str(batch) for (_, batch), best in cells if _fastest_other(best) < best[_OURS]["ms"]]
-        others = f"another kernel is faster at {', '.join(behind)}" if behind else "no other kernel is faster"
-        batches = ", ".join(str(batch) for (_, batch), _ in cells)
-        yield (
-            f"{op}: writing to a log is {min(gains):.2f} to {max(gains):.2f} times as fast as writing the "
-            f"state, at {batches} sequences; {others}."
-        )
-
-
-def _fastest_other(best: dict[str, Facts]) -> float:
-    times = (row["ms"] for name, row in best.items() if not name.startswith(_OURS) and name != _FLOOR)
-    return min(times, default=math.inf)
-
-
-def _engine_findings(rows: Rows) -> Iterator[str]:
-    for (model, context), same in grouped(rows, lambda row: (row["model"], row["context"])).items():
-        modes = {(row["batch"], row["mode"]): row for row in same}
-        parts = [_engine_pair(batch, modes) for batch in dict.fromkeys(row["batch"] for row in same)]
-        if any(parts):
-            yield f"{model}, context {context:,}: with a log a step takes {', '.join(filter(None, parts))}."
-
-
-def _engine_pair(batch: int, modes: dict[tuple[int, str], Facts]) -> str:
-    if not {(batch, "dense"), (batch, "deferred")} <= modes.keys():
-        return ""
-    dense, logged = modes[batch, "dense"], modes[batch, "deferred"]
-    apart = logged["p90"] < dense["p10"] or dense["p90"] < logged["p10"]
-    note = "" if apart else " (spreads overlap)"
-    return f"{logged['tpot_ms'] / dense['tpot_ms']:.2f} of the time without at {batch} sequences{note}"
-
-
 def _picture(rows: Rows) -> Picture:
-    cells = grouped(_cells(rows).items(), lambda item: item[0][0])
+    cells = grouped(cells_of(rows).items(), lambda item: item[0][0])
 
-    def draw(axes: Axes, found: Sequence[tuple[tuple[str, int], dict[str, Facts]]]) -> None:
+    def draw(axes: Axes, found: Sequence[tuple[tuple[str, int], Mapping[str, Facts]]]) -> None:
         for at, name in enumerate(_DRAWN):
             points = sorted((batch, best[name]["ms"]) for (_, batch), best in found if name in best)
             if points:
                 axes.plot(*zip(*points, strict=True), marker=".", linewidth=0.9, label=name, color=f"C{at}")
         axes.set(xscale="log", yscale="log", xlabel="sequences", ylabel="ms")
 
-    return plot_of("decode", "One step of one recurrent layer by batch; medians", panels(cells, draw))
+    return plot_of("decode", "One step of one recurrent layer by batch; medians", panels(wrapped(cells), draw))

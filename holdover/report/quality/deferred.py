@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from holdover.report.quality.plots import panels, plot_of
+from holdover.report.quality.plots import panels, plot_of, wrapped
 from holdover.report.quality.results import Facts, ModelResults, Results
-from holdover.report.quality.section import Section, estimate, grouped, interval, is_rounding, number, signed
+from holdover.report.quality.section import Section, grouped, interval, number, signed
 from holdover.report.tables import Table
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def deferred(results: Results) -> Section | None:
     if not models:
         return None
     tables = [table for model in models for table in _tables(model)]
-    findings = [line for model in models for line in _findings(model)]
-    return Section("Decode from a log (DeltaLog)", (_TEXT,), tuple(tables), (_picture(models),), tuple(findings))
+    return Section("Decode from a log (DeltaLog)", (_TEXT,), tuple(tables), (_picture(models),))
 
 
 def _tables(model: ModelResults) -> Iterator[Table]:
@@ -76,28 +75,6 @@ def _overall(row: Facts) -> tuple[str, ...]:
     )
 
 
-def _findings(model: ModelResults) -> Iterator[str]:
-    for _, facts in model.of(PROTOCOL):
-        whole = {arm: rows[-1] for arm, rows in grouped(facts["rows"], lambda row: str(row["arm"])).items()}
-        for overall in facts["overall"]:
-            row = whole[overall["arm"]]
-            yield (
-                f"{model.name}, {facts['dtype']}, {row['arm']}: mean KL {estimate(row, row['count'])} "
-                f"over {row['last'] - row['first']} tokens, "
-                f"{row['agreement']:.2%} of which agree; {_growth(overall)}."
-            )
-
-
-def _growth(row: Facts) -> str:
-    low, high = row["growth_low"], row["growth_high"]
-    figures = f"{signed(row['growth'])}, {interval(low, high, signed)}"
-    if is_rounding(low, high):
-        return f"what it grows or shrinks by along the continuation is rounding ({figures})"
-    if low <= 0 <= high:
-        return f"growth along the continuation is not told apart from none ({figures})"
-    return f"it {'grows' if low > 0 else 'shrinks'} along the continuation ({figures})"
-
-
 def _picture(models: list[ModelResults]) -> Picture:
     def draw(axes: Axes, facts: Facts) -> None:
         for at, (arm, rows) in enumerate(grouped(facts["rows"], lambda row: str(row["arm"])).items()):
@@ -110,4 +87,4 @@ def _picture(models: list[ModelResults]) -> Picture:
         axes.set(xlabel="token of the continuation", ylabel="mean KL in nats", yscale="log")
 
     cells = {f"{model.name}, {name}": facts for model in models for name, facts in model.of(PROTOCOL)}
-    return plot_of("deferred", "KL of decode from a log to dense decode by position", panels(cells, draw))
+    return plot_of("deferred", "KL of decode from a log to dense decode by position", panels(wrapped(cells), draw))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from holdover.report.quality.section import Section
 from holdover.report.tables import Table
@@ -15,13 +15,10 @@ def page(title: str, intro: Sequence[str], sections: Sequence[Section]) -> str:
     return _joined([f"# {title}", *intro, *(part for section in sections for part in _section(section))])
 
 
-def findings(title: str, intro: Sequence[str], sections: Sequence[Section]) -> str:
-    """The findings of every section that has some."""
-    parts = [f"# {title}", *intro]
-    for section in sections:
-        if section.findings:
-            parts += [f"## {section.title}", "\n".join(f"- {line}" for line in section.findings)]
-    return _joined(parts)
+def listing(title: str, intro: Sequence[str], parts: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """Headings with a list of sentences each."""
+    found = [(f"## {heading}", "\n".join(f"- {line}" for line in lines)) for heading, lines in parts]
+    return _joined([f"# {title}", *intro, *(text for part in found for text in part)])
 
 
 def _section(section: Section) -> Iterator[str]:

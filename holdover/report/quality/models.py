@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from holdover.report.quality.plots import panels, plot_of
+from holdover.report.quality.plots import panels, plot_of, wrapped
 from holdover.report.quality.results import Facts, ModelResults, Results
-from holdover.report.quality.section import Section, interval, number, wilson
+from holdover.report.quality.section import Section, number, wilson
 from holdover.report.tables import Table, ratio, size
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def models(results: Results) -> Section | None:
         Table("Checkpoints by cutoff", _CUTOFFS, tuple(row for model, facts in seen for row in _cutoffs(model, facts))),
         *(table for model in results.models for table in _scores(model)),
     ]
-    findings = [line for model, facts in seen for line in _findings(model, facts)]
-    return Section("The models", (_TEXT,), tuple(tables), (_histogram(seen),), tuple(findings))
+    return Section("The models", (_TEXT,), tuple(tables), (_histogram(seen),))
 
 
 def units(facts: Facts) -> list[float]:
@@ -91,30 +90,6 @@ def _score(cell: tuple[int, int] | None) -> str:
     return f"{cell[0] / cell[1]:.3f} ({low:.2f} to {high:.2f}, n = {cell[1]})"
 
 
-def _findings(model: ModelResults, facts: Facts) -> Iterator[str]:
-    horizons = units(facts)
-    beyond = sum(horizon > facts["max_context"] for horizon in horizons) / len(horizons)
-    yield (
-        f"{model.name}: static horizons of its {len(horizons):,} units are {number(horizons[0])} to "
-        f"{number(horizons[-1])} tokens with a median of {number(median(horizons))}; {beyond:.1%} are longer than its "
-        f"context."
-    )
-    if "held_out" in model.trained:
-        held_out = model.trained["held_out"]
-        yield (
-            f"{model.name}: perplexity {number(held_out['perplexity'])} on {held_out['rows']} pieces of "
-            f"{held_out['length']:,} tokens of held-out text."
-        )
-    sums = pooled_scores(model)
-    weak = [
-        f"{task} {right / asked:.2f} ({interval(*wilson(right, asked))}, n = {asked})"
-        for (task, length), (right, asked) in sums.items()
-        if length == "all" and wilson(right, asked)[0] < 0.9
-    ]
-    if weak:
-        yield f"{model.name}: tasks that it answers in less than nine of ten prompts: {', '.join(weak)}."
-
-
 def _histogram(seen: Sequence[tuple[ModelResults, Facts]]) -> Picture:
     edges = [2.0**power for power in _POWERS]
 
@@ -125,6 +100,6 @@ def _histogram(seen: Sequence[tuple[ModelResults, Facts]]) -> Picture:
             axes.axvline(window["w_max"], color="0.4", linestyle="--", linewidth=0.8)
         axes.set(xscale="log", xlabel="static horizon in tokens", ylabel="units")
 
-    figure = panels({model.name: facts for model, facts in seen}, draw)
+    figure = panels(wrapped({model.name: facts for model, facts in seen}), draw)
     caption = "Static horizons of all units; dashed: cutoffs. The first and last bins hold what lies beyond"
     return plot_of("horizons", caption, figure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from holdover.report.tables import Table
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 K = TypeVar("K")
+# `open` is what the instances do not tell apart; `rounding` is too small to be about anything else
+Verdict = Literal["equal", "rounding", "open", "better", "worse"]
 
 # two-sided 95 %
 _Z = 1.959963984540054
@@ -32,14 +34,12 @@ class Section:
         text: paragraphs that say what was done and how to read it.
         tables: figures.
         pictures: the same, drawn.
-        findings: what came of it, a sentence each.
     """
 
     title: str
     text: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     pictures: tuple[Picture, ...] = ()
-    findings: tuple[str, ...] = ()
 
 
 def number(value: float | None) -> str:
@@ -47,9 +47,15 @@ def number(value: float | None) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:.4g}"
 
 
+def brief(value: float) -> str:
+    """Two significant digits, or all that are whole."""
+    # from 99.5 on, two digits would be written with an exponent
+    return f"{value:,.0f}" if abs(value) >= 99.5 else f"{value:.2g}"
+
+
 def signed(value: float | None) -> str:
-    """Two significant digits with a sign; a dash where there is nothing."""
-    return "-" if value is None else f"{value + 0.0:+.2g}"
+    """The same with a sign; a dash where there is nothing."""
+    return "-" if value is None else ("" if value < 0 else "+") + brief(value + 0.0)
 
 
 def interval(low: float | None, high: float | None, write: Callable[[float], str] = number) -> str:
@@ -57,9 +63,9 @@ def interval(low: float | None, high: float | None, write: Callable[[float], str
     return "-" if low is None or high is None else f"{write(low)} to {write(high)}"
 
 
-def estimate(row: Mapping[str, Any], count: int) -> str:
-    """A mean with its interval and count, in brackets where a sentence goes on."""
-    return f"{number(row['mean'])} ({interval(row['low'], row['high'])}, n = {count})"
+def estimate(row: Mapping[str, Any], count: int, unit: str = "") -> str:
+    """A mean with its unit, and its interval and count in brackets."""
+    return f"{brief(row['mean'])}{unit} ({interval(row['low'], row['high'], brief)}, n = {count})"
 
 
 def is_rounding(low: float, high: float) -> bool:
@@ -72,17 +78,29 @@ def is_loss(metric: str) -> bool:
     return metric in _LOSSES
 
 
-def compared(row: Mapping[str, Any], metric: str) -> str:
-    """How a row's difference to its reference reads: better, worse, or not told apart from it."""
+def verdict(row: Mapping[str, Any], metric: str) -> Verdict:
+    """What a row's difference to its reference says, by its interval."""
     low, high = row["difference_low"], row["difference_high"]
-    figures = f"{signed(row['difference'])}, {interval(low, high, signed)}, n = {row['count']}"
     if low == high == 0:
-        return f"equal in every instance (n = {row['count']})"
+        return "equal"
     if is_loss(metric) and is_rounding(low, high):
-        return f"equal but for rounding ({figures})"
+        return "rounding"
     if low <= 0 <= high:
-        return f"not told apart ({figures})"
-    return f"{'better' if (high < 0) == is_loss(metric) else 'worse'} ({figures})"
+        return "open"
+    return "better" if (high < 0) == is_loss(metric) else "worse"
+
+
+def harm(row: Mapping[str, Any], metric: str) -> float:
+    """By how much a row is worse than its reference; negative where it is better."""
+    found = float(row["difference"])
+    return found if is_loss(metric) else -found
+
+
+def difference(row: Mapping[str, Any], metric: str, *where: str) -> str:
+    """A row's difference with its unit, interval and count, and where it was seen."""
+    unit = " nats" if is_loss(metric) else ""
+    ends, count = interval(row["difference_low"], row["difference_high"], signed), row["count"]
+    return f"{signed(row['difference'])}{unit} ({'; '.join((f'{ends}, n = {count}', *where))})"
 
 
 def wilson(right: int, asked: int) -> tuple[float, float]:

@@ -36,6 +36,16 @@ def test_a_step_is_run_once_for_a_command_and_weights(tmp_path: Path) -> None:
     assert "Usage" in first.result.read_text()
 
 
+def test_a_step_is_run_again_when_a_file_that_it_is_given_changes(tmp_path: Path) -> None:
+    text = tmp_path / "held_out.txt"
+    text.write_text("one", encoding="utf-8")
+    step = Step("version", ("--version", str(text)))
+    assert told([job(tmp_path, step)])[-1] == "small/version: done"
+    assert told([job(tmp_path, step)]) == ["small/version: done before"]
+    text.write_text("two", encoding="utf-8")
+    assert told([job(tmp_path, step)])[-1] == "small/version: done"
+
+
 def test_a_result_exists_only_whole(tmp_path: Path) -> None:
     wrong = job(tmp_path, Step("wrong", ("eval", "nowhere", "--json", JSON)))
     other = job(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -51,7 +52,7 @@ class Job:
 
     @property
     def is_done(self) -> bool:
-        """Whether the same command has already run whole on the same weights, by the same versions."""
+        """Whether the same command has already run whole on the same weights and files, by the same versions."""
         return self.result.exists() and self._recorded() == self._identity()
 
     def run(self) -> str:
@@ -78,7 +79,13 @@ class Job:
     def _identity(self) -> str:
         # what protocols have finished is theirs to take up under the same versions only
         versions = {"holdover": __version__, "torch": version("torch")}
-        return json.dumps({"arguments": self.step.arguments, "weights": self.weights, **versions}) + "\n"
+        facts = {"arguments": self.step.arguments, "files": self._files(), "weights": self.weights}
+        return json.dumps(facts | versions) + "\n"
+
+    def _files(self) -> dict[str, str]:
+        """Digests of the files that the command is given, such as texts and problems."""
+        given = (Path(part) for part in self.step.arguments)
+        return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in given if path.is_file()}
 
     def _recorded(self) -> str:
         path = self.work.with_suffix(".command")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from typing import Any, Protocol
 
+from holdover.engine.alike import alike
 from holdover.errors import RequestError
 
 
@@ -41,7 +41,7 @@ def render_chat(
         continued = [template.render([*messages, *_next_turn(messages, probe)], **options) for probe in _PROBES]
     except RequestError:
         return ids, ()
-    boundary = min(_shared(ids, other) for other in continued)
+    boundary = min(alike(ids, other) for other in continued)
     return ids, (boundary,) if boundary else ()
 
 
@@ -56,7 +56,7 @@ def prefix_of(template: Template, messages: Sequence[Mapping[str, Any]]) -> list
         tokens = ids[: boundaries[-1]] if boundaries else ids
     else:
         first, second = (template.render([*messages, {"role": "user", "content": probe}]) for probe in _PROBES)
-        tokens = first[: _shared(first, second)]
+        tokens = first[: alike(first, second)]
     if not tokens:
         raise RequestError("what follows these messages changes how they are rendered from the start", param="messages")
     return tokens
@@ -69,7 +69,3 @@ def _next_turn(messages: Sequence[Mapping[str, Any]], probe: str) -> list[Mappin
         return [{"role": "assistant", "content": probe}, {"role": "user", "content": probe}]
     # the same again, in the form that this template can read
     return [{**messages[call], "content": probe, "reasoning_content": probe}, *messages[call + 1 :]]
-
-
-def _shared(first: Sequence[int], second: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from holdover.engine.hf.incremental import IncrementalEncoder
 from holdover.engine.hf.spelling import Spelling
 from holdover.errors import RequestError, WeightsError
 
@@ -49,6 +50,8 @@ class Tokenizer:
             raise WeightsError(f"{path} has no usable tokenizer: its vocabulary is empty; is tokenizer.json missing?")
         self._spelling = Spelling(self._tokenizer)
         self._decode = _decoder_of(self._tokenizer)
+        special = {i: token.content for i, token in self._tokenizer.added_tokens_decoder.items() if token.special}
+        self._parts = IncrementalEncoder(partial(self._tokenizer.encode, add_special_tokens=False), special)
 
     @property
     def has_chat_template(self) -> bool:
@@ -102,7 +105,7 @@ class Tokenizer:
         Raises:
             RequestError: the text is not valid Unicode.
         """
-        return self._encode(text, special=True)
+        return self._encode(text, self._tokenizer.encode)
 
     def encode_part(self, text: str) -> list[int]:
         """Token ids of a part of a text, with the special tokens that it spells out and no others.
@@ -110,13 +113,14 @@ class Tokenizer:
         Raises:
             RequestError: the text is not valid Unicode.
         """
-        return self._encode(text, special=False)
+        return self._encode(text, self._parts.encode)
 
-    def _encode(self, text: str, *, special: bool) -> list[int]:
+    @staticmethod
+    def _encode(text: str, encode: Callable[[str], list[int]]) -> list[int]:
         try:
             # lone surrogates: the tokenizer's own error is one of type, and does not say so
             text.encode()
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
+            ids = encode(text)
         except UnicodeEncodeError as error:
             raise RequestError(f"the prompt is not valid Unicode: {error.reason}", param="prompt") from None
         return ids

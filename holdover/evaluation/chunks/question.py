@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 from typing import Any, Protocol
 
 from holdover.chunks import Chunk
+from holdover.engine.alike import alike
 from holdover.errors import ConfigError
 from holdover.evaluation.chunks.case import Case
 
@@ -79,14 +79,10 @@ class Framing:
     def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What the chat template puts before the text of a message, and behind it."""
         first, second = (self._tokenizer.render([{"role": "user", "content": probe}]) for probe in _PROBES)
-        head = _shared(first, second)
-        tail = _shared(first[::-1], second[::-1])
+        head = alike(first, second)
+        tail = alike(first[::-1], second[::-1])
         return tuple(first[:head]), tuple(first[len(first) - tail :])
 
 
 def _pieces(ids: Sequence[int], most: int) -> list[Chunk]:
     return [Chunk(tuple(ids[start : start + most])) for start in range(0, len(ids), most)]
-
-
-def _shared(first: Sequence[int], second: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

@@ -11,6 +11,7 @@ NAMES = (
     "decode_engine",
     "drift",
     "embedded",
+    "eviction",
     "page",
     "planning",
     "serve",

@@ -64,6 +64,8 @@ class Room:
             chunk_size=self.chunk_size,
             element=setup.element,
             refresh=setup.refresh,
+            # the paper's order
+            eviction="lru",
             # no arm has a log beside its states: all slots are checkpoints alike, as the paper's are
             decode="dense",
         )

@@ -107,15 +107,15 @@ def grid(model: str, scale: Scale) -> Iterator[tuple[Setup, tuple[int, ...]]]:
         yield Setup(model, "nr", chosen, share, limit, element), seeds
 
     yield from pair(share, limit, scale.seeds[:_AT_ONCE])
-    yield Setup(model, "nr", other, share, limit, element), first
     yield Setup(model, "wr", chosen, share, limit, element), first
-    yield Setup(model, "wr", other, share, limit, element), first
     for number, fewer in enumerate(scale.limits[1:]):
         yield from pair(share, fewer, first)
         if not number and (rest := scale.seeds[_AT_ONCE:]):
             yield from pair(share, limit, rest)
     for budget in scale.shares[1:]:
         yield from pair(budget, limit, first)
+    yield Setup(model, "nr", other, share, limit, element), first
+    yield Setup(model, "wr", other, share, limit, element), first
     yield Setup(model, "nr", chosen, share, limit, "full" if element == "int8" else "int8"), first
 
 

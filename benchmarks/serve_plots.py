@@ -35,19 +35,23 @@ def label(line: Row) -> str:
     return " ".join([*parts, *(x for x in (line["element"], line["placement"]) if x not in ("full", "off"))])
 
 
-def scaled(line: Row, name: str) -> float:
-    """A value in the unit of its panel."""
-    return float(line[name]) / (1000 if name.endswith("_ms") else 1)
+def scaled(value: float, name: str) -> float:
+    """A value of that name in the unit of its panel."""
+    return value / (1000 if name.endswith("_ms") else 1)
 
 
 def bars(lines: Sequence[Row], title: str, path: Path) -> None:
-    """One panel for each of capacity, TTFT and E2E, a bar for each arm."""
+    """One panel for each of capacity, TTFT and E2E: for each arm, with its runs, their mean and their range."""
     figure, axes = plt.subplots(1, len(_PANELS), figsize=(11, 2.8), layout="constrained")
     for axis, (name, what) in zip(axes, _PANELS, strict=True):
         for place, line in enumerate(lines):
             color, hatch = _COLORS[line["arm"]], _HATCHES.get(line["placement"], "")
-            axis.bar(place, scaled(line, name), color=color, hatch=hatch, edgecolor="white")
-        axis.set_xticks(range(len(lines)), [label(line) for line in lines], rotation=40, ha="right", fontsize=8)
+            axis.bar(place, scaled(line[name], name), color=color, hatch=hatch, edgecolor="white")
+            if line["runs"] > 1 and name in line["range"]:
+                ends = [scaled(end, name) for end in line["range"][name]]
+                axis.plot([place] * 2, ends, color="black", linewidth=1)
+        names = [f"{label(line)} ({line['runs']})" for line in lines]
+        axis.set_xticks(range(len(lines)), names, rotation=40, ha="right", fontsize=8)
         axis.set_title(what, fontsize=9)
     _save(figure, title, path)
 
@@ -59,8 +63,8 @@ def curves(lines: Sequence[Row], by: str, title: str, path: Path) -> None:
         for arm in dict.fromkeys(label(line) for line in lines):
             own = sorted((line for line in lines if label(line) == arm), key=lambda line: float(line[by]))
             at, color = [line[by] for line in own], _COLORS[own[0]["arm"]]
-            axis.plot(at, [scaled(line, f"{kind}_mean_ms") for line in own], "o-", color=color, label=arm)
-            axis.plot(at, [scaled(line, f"{kind}_p95_ms") for line in own], "o:", color=color, mfc="white")
+            for name, style in ((f"{kind}_mean_ms", {"ls": "-", "label": arm}), (f"{kind}_p95_ms", {"ls": ":"})):
+                axis.plot(at, [scaled(line[name], name) for line in own], marker="o", color=color, **style)
         axis.set_title(f"{kind.upper()}, s: mean (solid) and P95 (dotted)", fontsize=9)
         axis.set_xlabel({"server_limit": "requests that run together", "share": "budget ÷ working set"}[by], fontsize=8)
         axis.set_xticks(sorted({line[by] for line in lines}))

@@ -32,13 +32,19 @@ def means(rows: Sequence[Row]) -> dict[str, float]:
     return {name: mean([row[name] for row in rows]) for name in MEANS}
 
 
+def ranges(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
+    """The least and the greatest of each statistic among the runs of one server."""
+    values = {name: [row[name] for row in rows] for name in MEANS}
+    return {name: (min(found), max(found)) for name, found in values.items()}
+
+
 def compared(rows: Sequence[Row]) -> list[Row]:
-    """Every server's means, and how they differ from those of the dense one beside it over the same call's seeds."""
+    """Every server's means and ranges, and what changes from the dense one's means, by the same seeds and call."""
     every, found = groups(rows), []
     for (setup, call), own in every.items():
         line = asdict(setup) | means(own) | {"runs": len(own), "seeds": sorted(row["seed"] for row in own)}
         line |= {name: own[0][name] for name in ("slots", "slots_of", "call")}
-        line["predicted"] = own[0].get("predicted")
+        line |= {"range": ranges(own), "predicted": own[0].get("predicted")}
         dense = replace(setup, arm="dense", w_max=None, element="full", placement="off")
         theirs = {row["seed"]: row for row in every.get((dense, call), [])}
         same = [row for row in own if row["seed"] in theirs]

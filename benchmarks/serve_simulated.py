@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ class Simulated:
             plan=plan,
             element=setup.element,
             refresh=setup.refresh,
+            eviction="lru",
             decode="dense",
         )
         clients = self.about["scale"]["clients"]
@@ -95,7 +96,20 @@ def simulated(about: dict[str, Any]) -> Simulated:
         if trace.digest != about["trace"]["digest"]:
             raise HoldoverError(f"the trace of {name} was {about['trace']['digest']}, and is {trace.digest} here")
         tokenizer = Tokenizer(path)
-        return Simulated(layout, decay, exchanges_of(trace, tokenizer, tokenizer.end_tokens), costs, about)
+        dialogues = exchanges_of(trace, tokenizer, tokenizer.end_tokens)
+        if name not in SHAPES:
+            dialogues = [[unrepeated(exchange) for exchange in dialogue] for dialogue in dialogues]
+        return Simulated(layout, decay, dialogues, costs, about)
+
+
+def unrepeated(exchange: Exchange) -> Exchange:
+    """The same with a reply that the next prompt does not begin with, so that the turn resumes at a message boundary.
+
+    What a bundled model says at a temperature of 1 is rarely tokenised as it was generated: within a few tokens its
+    text, sent back, gives others. A shape's tokens are words, which are the same again.
+    """
+    first, *rest = exchange.reply
+    return replace(exchange, reply=(abs(first - 1), *rest))
 
 
 def predicted(rows: Sequence[Row], models: Sequence[dict[str, Any]]) -> list[Row]:

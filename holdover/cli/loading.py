@@ -74,8 +74,8 @@ Evict = Annotated[
     EvictionName,
     typer.Option(
         "--eviction",
-        help="Which checkpoint goes first: the least recently used, the one that saves least for its bytes, or one "
-        "whose branch has a deeper one.",
+        help="Which checkpoint goes first: the least recently used, the one that promises to save least for its bytes, "
+        "or one whose branch has a deeper one.",
     ),
 ]
 MaxLosses = Annotated[
@@ -141,7 +141,7 @@ class Caching:
     packed_slots: int | None = None
     dense_spill: bool = True
     watermark: int = 1
-    eviction: EvictionName = "lru"
+    eviction: EvictionName = "cost"
     max_losses: int | None = None
     shadow_share: float = 0.0
     host_budget: str | None = None

@@ -63,7 +63,7 @@ def serve(
     packed_slots: loading.PackedSlots = None,
     dense_spill: loading.DenseSpill = True,
     watermark: loading.Watermark = 1,
-    eviction: loading.Evict = "lru",
+    eviction: loading.Evict = "cost",
     max_losses: loading.MaxLosses = None,
     shadow_check: loading.ShadowCheck = 0.0,
     host_budget: loading.HostBudget = None,

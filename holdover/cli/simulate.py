@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from holdover.evaluation.simulate.costs import Costs
     from holdover.evaluation.simulate.points import Point
     from holdover.evaluation.simulate.simulate import Prediction
-    from holdover.evaluation.traces.exchanges import Exchange
-    from holdover.evaluation.traces.trace import Trace
+    from holdover.evaluation.simulate.work import Work
 
     Found = tuple[Point, Prediction | None, str]
 
@@ -29,12 +28,16 @@ Name = TypeVar("Name", bound=str)
 
 
 def simulate(
-    trace: Annotated[Path | None, typer.Argument(help="Frozen trace, as holdover trace writes it.")] = None,
+    trace: Annotated[
+        Path | None, typer.Argument(help="Frozen trace, as holdover trace writes it, or a trace of block hashes.")
+    ] = None,
     costs: Annotated[Path, typer.Option(help="What the model costs: measured by --measure.")] = Path("costs.json"),
     measure: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Measure a model on this machine, write --costs, and leave.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model; the one that the trace was made for if unset.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model; the one that a frozen trace was made for if unset.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Block hashes: requests to take; all if unset.")] = None,
+    block: Annotated[int | None, typer.Option(min=1, help="Block hashes: tokens of a block; 512 if unset.")] = None,
     budget: Annotated[str, typer.Option(help="Recurrent state, live and cached, such as 512MiB.")] = "64MiB",
     kv_budget: Annotated[str | None, typer.Option(help="Keys and values; as much as the whole trace if unset.")] = None,
     clients: Annotated[int, typer.Option(min=1, help="Conversations under way at a time.")] = 16,
@@ -43,7 +46,7 @@ def simulate(
     w_max: measuring.Cutoffs = "16,64,128,512",
     elements: Annotated[str, typer.Option("--element", help="full, bfloat16, int8, with commas.")] = "full,int8",
     refreshes: Annotated[str, typer.Option("--refresh", help="none, suffix, with commas.")] = "none,suffix",
-    evictions: Annotated[str, typer.Option("--eviction", help="lru, cost, coverage, with commas.")] = "lru",
+    evictions: Annotated[str, typer.Option("--eviction", help="lru, cost, coverage, with commas.")] = "cost",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     device: loading.Device = "auto",
     dtype: loading.Dtype = "auto",
@@ -63,7 +66,7 @@ def simulate(
     from holdover.engine.memory import parse_bytes
     from holdover.evaluation.simulate.costs import read_costs
     from holdover.evaluation.simulate.points import grid
-    from holdover.evaluation.traces.trace import read_trace
+    from holdover.evaluation.simulate.work import read_work
     from holdover.prefix.eviction import Eviction
     from holdover.retention import Element, RefreshPolicy
 
@@ -75,10 +78,12 @@ def simulate(
             _names(evictions, "--eviction", get_args(Eviction)),
         )
     )
-    frozen, priced = read_trace(trace), read_costs(costs)
+    priced = read_costs(costs)
+    work = read_work(trace, model, priced.dtype, requests, block)
+    if work.passed_over:
+        typer.echo(work.passed_over, err=True)
     simulation = _Simulation(
-        model or frozen.model,
-        frozen,
+        work,
         priced,
         state_budget=parse_bytes(budget),
         kv_budget=None if kv_budget is None else parse_bytes(kv_budget),
@@ -88,7 +93,7 @@ def simulate(
     found = [simulation.run(point, clients) for point in measuring.tracked(points, len(points), "simulating")]
     best = min((one for one in found if one[1] is not None), key=lambda one: _ttft(one[1]), default=None)
     if as_json:
-        typer.echo(json.dumps(_facts(frozen, priced, found, best), indent=2, allow_nan=False))
+        typer.echo(json.dumps(_facts(work, priced, found, best), indent=2, allow_nan=False))
         return
     measuring.show(_table(found))
     if best is not None:
@@ -106,8 +111,7 @@ class _Simulation:
 
     def __init__(
         self,
-        model: str,
-        trace: Trace,
+        work: Work,
         costs: Costs,
         *,
         state_budget: int,
@@ -115,25 +119,15 @@ class _Simulation:
         max_running: int,
         chunk_size: int,
     ) -> None:
-        from holdover.arch.registry import layout_from_config
-        from holdover.engine.hf.tokenizer import Tokenizer
         from holdover.engine.options import EngineOptions
-        from holdover.evaluation.traces.prompts import exchanges_of
-        from holdover.retention.decay import read_decay
         from holdover.store import KVPool
-        from holdover.weights.source import resolve
 
-        files = resolve(model)
-        tokenizer = Tokenizer(files.path)
-        self.layout = layout_from_config(files.config, dtype=costs.dtype)
-        self.decay = read_decay(files)
-        self.costs = costs
-        self.dialogues: list[list[Exchange]] = exchanges_of(trace, tokenizer, tokenizer.end_tokens)
-        lasts = (dialogue[-1] for dialogue in self.dialogues)
+        self.work, self.costs = work, costs
+        lasts = (dialogue[-1] for dialogue in work.dialogues)
         rows = sum(len(last.prompt) + len(last.reply) for last in lasts) + max_running * chunk_size
         self.base: EngineOptions = EngineOptions(
             state_budget=state_budget,
-            kv_budget=kv_budget or KVPool.bytes_for(self.layout.kv, rows),
+            kv_budget=kv_budget or KVPool.bytes_for(work.layout.kv, rows),
             max_running=max_running,
             chunk_size=chunk_size,
             decode="dense",
@@ -143,9 +137,9 @@ class _Simulation:
         """One point; without a prediction where the budget is too small for it, and why."""
         from holdover.evaluation.simulate.simulate import simulate
 
-        options = point.options(self.base, self.decay)
+        work, options = self.work, point.options(self.base, self.work.decay)
         try:
-            return point, simulate(self.layout, options, self.dialogues, clients=clients, costs=self.costs), ""
+            return point, simulate(work.layout, options, work.dialogues, clients=clients, costs=self.costs), ""
         except ConfigError as error:
             return point, None, str(error)
 
@@ -174,13 +168,13 @@ def _ttft(prediction: Prediction | None) -> float:
     return prediction.ttft_mean_ms
 
 
-def _facts(trace: Trace, costs: Costs, found: Sequence[Found], best: Found | None) -> dict[str, Any]:
+def _facts(work: Work, costs: Costs, found: Sequence[Found], best: Found | None) -> dict[str, Any]:
     rows = [
         asdict(point) | {"name": point.name} | ({"error": why} if one is None else asdict(one))
         for point, one, why in found
     ]
     return {
-        "trace": trace.digest,
+        "trace": work.digest,
         "costs": asdict(costs),
         "rows": rows,
         "best": None if best is None else {"name": best[0].name} | asdict(best[0]),

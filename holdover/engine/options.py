@@ -44,8 +44,8 @@ class EngineOptions:
         packed_slots: packed slots, likewise.
         dense_spill: whether checkpoints may stay dense while no packed slot is free.
         watermark: native slots to keep free by demotions ahead of need.
-        eviction: which checkpoint goes first: ``lru`` the least recently used, ``cost`` weighs that against the tokens
-            that it saves for its bytes, ``coverage`` spares the deepest one of every branch.
+        eviction: which checkpoint goes first: ``cost`` weighs the tokens that it saves for its bytes against when it was
+            used last, ``coverage`` spares the deepest one of every branch, ``lru`` is the least recently used.
         packed_above: depth up to which checkpoints are not packed; None for the longest horizon that the plan omits
             where nothing is refreshed, and any depth otherwise.
         max_losses: most lossy restores that a resumed state may have in its past; None for any number.
@@ -83,7 +83,7 @@ class EngineOptions:
     packed_slots: int | None = None
     dense_spill: bool = True
     watermark: int = 1
-    eviction: Eviction = "lru"
+    eviction: Eviction = "cost"
     packed_above: int | None = None
     max_losses: int | None = None
     shadow_share: float = 0.0

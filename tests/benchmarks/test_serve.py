@@ -16,6 +16,7 @@ from holdover.errors import HoldoverError
 from holdover.evaluation.journal import Journal
 from holdover.evaluation.traces import Conversation, Turn
 from holdover.evaluation.traces.build import Preset, build_trace
+from holdover.evaluation.traces.exchanges import Exchange
 from holdover.evaluation.traces.trace import Trace, write_trace
 from holdover.retention import RetentionPlan
 from tests.server import tiny
@@ -29,6 +30,7 @@ grids = pytest.importorskip("benchmarks.serve_grid")
 memory = pytest.importorskip("benchmarks.serve_memory")
 models = pytest.importorskip("benchmarks.serve_models")
 report = pytest.importorskip("benchmarks.serve_report")
+simulated = pytest.importorskip("benchmarks.serve_simulated")
 traces = pytest.importorskip("benchmarks.serve_traces")
 
 ROOM = arms.Room(chunk_size=64, kv_budget=4 << 20, threads=1)
@@ -57,6 +59,16 @@ def test_what_a_shape_says_gives_the_same_tokens_again(tmp_path: Path) -> None:
     after = [{"role": "assistant", "content": tokenizer.decode(said)}, {"role": "user", "content": "And this?"}]
     longer = tokenizer.render([{"role": "user", "content": "A prime number"}, *after])
     assert longer[: len(prompt) + len(said)] == [*prompt, *said]
+
+
+@pytest.mark.parametrize("first", [0, 1, 9])
+def test_a_reply_that_is_not_repeated_differs_from_its_first_token_on(first: int) -> None:
+    exchange = Exchange((3, 4, 5), (2,), (first, 6, 7))
+    changed = simulated.unrepeated(exchange)
+    assert replace(changed, reply=exchange.reply) == exchange
+    assert changed.reply[0] != first
+    assert changed.reply[0] >= 0
+    assert changed.reply[1:] == exchange.reply[1:]
 
 
 def test_pasted_conversations_fit_their_preset_and_share_no_beginning(tmp_path: Path) -> None:

@@ -70,6 +70,35 @@ def test_a_budget_that_is_too_small_costs_one_point_only(model: Path, trace: Pat
     assert "state budget of 1024 bytes is too small" in ran.stdout
 
 
+def blocks(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_trace_of_block_hashes_is_known_by_its_rows(model: Path, tmp_path: Path) -> None:
+    write_costs(COSTS, tmp_path / "costs.json")
+    first = {"timestamp": 0, "input_length": 40, "output_length": 5, "hash_ids": [7, 8, 9]}
+    again = {"timestamp": 9, "input_length": 60, "output_length": 5, "hash_ids": [7, 8, 10, 11]}
+    other = {"timestamp": 9, "input_length": 20, "output_length": 5, "hash_ids": [7, 12]}
+    path = blocks(tmp_path / "blocks.jsonl", first, {}, again, other, again)
+    flags = ("--costs", str(tmp_path / "costs.json"), "--wmax", "16", "--clients", "1", "--json")
+    taken = ("--model", str(model), "--requests", "3", "--block", "16")
+    ran = invoke("simulate", str(path), *flags, *taken)
+    assert ran.exit_code == 0, ran.output
+    # the second goes on where the first one's reply ended, and the third parts from both at the first block's end,
+    # where nobody knew yet that a state would be of use
+    assert json.loads(ran.stdout)["rows"][0]["hit"] == pytest.approx(44 / 120)
+    assert "3 requests taken; passed over: 1 rows" in ran.stderr
+    assert "names no model: say --model" in error_line(invoke("simulate", str(path), *flags).stderr)
+    assert "row 1 has 3 hashes for 40 tokens" in error_line(invoke("simulate", str(path), *flags, *taken[:2]).stderr)
+
+
+def test_a_frozen_trace_is_not_cut_into_blocks(trace: Path, tmp_path: Path) -> None:
+    write_costs(COSTS, tmp_path / "costs.json")
+    ran = invoke("simulate", str(trace), "--costs", str(tmp_path / "costs.json"), "--requests", "3")
+    assert "are for traces of block hashes" in error_line(ran.stderr)
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -79,8 +108,9 @@ def test_a_budget_that_is_too_small_costs_one_point_only(model: Path, trace: Pat
         (("nowhere.jsonl",), "nowhere.jsonl cannot be read"),
     ],
 )
-def test_what_cannot_be_simulated_is_said(flags: tuple[str, ...], said: str) -> None:
-    assert said in error_line(invoke("simulate", *flags).stderr)
+def test_what_cannot_be_simulated_is_said(flags: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    write_costs(COSTS, tmp_path / "costs.json")
+    assert said in error_line(invoke("simulate", *flags, "--costs", str(tmp_path / "costs.json")).stderr)
 
 
 def test_costs_are_measured_on_this_machine(model: Path, tmp_path: Path) -> None:

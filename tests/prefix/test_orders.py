@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import torch
 
 from holdover.prefix import tree
@@ -81,11 +83,38 @@ def test_the_least_recently_used_goes_first_by_default() -> None:
 def test_cost_weighs_tokens_saved_a_byte_against_use() -> None:
     # the first is oldest and saves by far the most; the second saves ten tokens more than the one above it
     entries = [entry(1000, 0, 1), entry(1010, 1000, 1), entry(500, 0, 1)]
-    assert leaving(CostAware(BYTES), entries)[0] == 1
-    # as many tokens in half the bytes
-    assert leaving(CostAware(BYTES), [entry(100, 0, 1, "compressed"), entry(100, 0, 1), entry(1, 0, 1)])[0] == 1
+    assert leaving(CostAware(BYTES), entries) == [1, 0, 2]
+    # as many tokens in half the bytes, and the same for twice as many branches
+    assert leaving(CostAware(BYTES), [entry(100, 0, 1, "compressed"), entry(100, 0, 1), entry(99, 0, 1)])[0] == 1
+    assert leaving(CostAware(BYTES), [entry(100, 0, 2), entry(100, 0, 1), entry(99, 0, 1)])[0] == 1
     # equal ones go by use
     assert leaving(CostAware(BYTES), [entry(10, 0, 1) for _ in range(4)]) == [0, 1, 2, 3]
+
+
+def test_what_covers_no_branch_promises_nothing() -> None:
+    entries = [entry(10, 0, 1), entry(9000, 0, 0), entry(8000, 0, 0), entry(20, 0, 1)]
+    assert leaving(CostAware(BYTES), entries)[:2] == [1, 2]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cost_is_the_least_promise_of_all(seed: int) -> None:
+    draw = random.Random(seed)
+    entries = []
+    for _ in range(12):
+        depth = draw.randint(1, 40)
+        entries.append(entry(depth, draw.randrange(depth), draw.randrange(4), draw.choice(["native", "compressed"])))
+    order, staying = CostAware(BYTES), draw.sample(entries, 9)
+    for one in entries:
+        order.touch(one)
+
+    def promise(one: Checkpoint) -> float:
+        newer = sum(other in staying for other in entries[entries.index(one) + 1 :])
+        above, branches = standing_of(one)
+        return float((one.header.depth - above) * branches / BYTES[one.tier] / (1 + newer))
+
+    # `min` gives the first of equals
+    wanted = min((one for one in entries if one in staying), key=promise)
+    assert order.oldest(lambda one: one in staying) is wanted
 
 
 def test_coverage_spares_the_only_one_of_a_branch() -> None:

@@ -83,6 +83,21 @@ class Restores:
         self._seen[tier] = count
 
 
+@dataclass(frozen=True)
+class Simulated:
+    """An engine's loop on a model that computes nothing.
+
+    Attributes:
+        core: the loop.
+        prepare: makes its requests.
+        timer: its time.
+    """
+
+    core: EngineCore
+    prepare: Preparer
+    timer: Restores
+
+
 class _NoText:
     """Stands for a tokenizer: nobody reads what is said."""
 
@@ -99,26 +114,16 @@ class _NoText:
         return self
 
 
-def simulate(
-    layout: ModelLayout,
-    options: EngineOptions,
-    dialogues: Sequence[Sequence[Exchange]],
-    *,
-    clients: int,
-    costs: Costs,
-) -> Prediction:
-    """Replay conversations through an engine's own loop and cache.
+def build(layout: ModelLayout, options: EngineOptions, costs: Costs) -> Simulated:
+    """Build an engine's loop for a simulation.
 
     Args:
         layout: the model's layout, in the dtype it runs in.
         options: the engine's; ``dtype`` and ``device`` are of no account, shelves and drafts are not simulated.
-        dialogues: conversations, in the order in which they start.
-        clients: conversations under way at a time.
         costs: what forwards and restores cost.
 
     Raises:
         ConfigError: a budget is too small for one sequence.
-        HoldoverError: a request could not be served within the budgets.
     """
     clock = Clock()
     host = SimulatedHost(layout, costs, clock)
@@ -132,8 +137,34 @@ def simulate(
         max_context=max_context,
         vocab_size=layout.vocab_size,
     )
+    return Simulated(core, prepare, Restores(clock, costs))
+
+
+def simulate(
+    layout: ModelLayout,
+    options: EngineOptions,
+    dialogues: Sequence[Sequence[Exchange]],
+    *,
+    clients: int,
+    costs: Costs,
+) -> Prediction:
+    """Replay conversations through an engine's own loop and cache.
+
+    Args:
+        layout: as for `build`.
+        options: likewise.
+        dialogues: conversations, in the order in which they start.
+        clients: conversations under way at a time.
+        costs: what forwards and restores cost.
+
+    Raises:
+        ConfigError: a budget is too small for one sequence.
+        HoldoverError: a request could not be served within the budgets.
+    """
+    simulated = build(layout, options, costs)
+    core = simulated.core
     try:
-        served = replay(core, prepare, dialogues, clients, Restores(clock, costs))
+        served = replay(core, simulated.prepare, dialogues, clients, simulated.timer)
         core.check_integrity()
     finally:
         core.close()

@@ -16,5 +16,12 @@ class BranchCoverage(LRU[Checkpoint]):
 
     def oldest(self, may_go: Callable[[Checkpoint], bool]) -> Checkpoint | None:
         """First to go of those that ``may_go``, or None. O(checkpoints and the nodes around them)."""
-        # `min` keeps the first of equals, and the order of use is that of iteration
-        return min((c for c in self if may_go(c)), key=lambda c: standing_of(c).branches, default=None)
+        first, fewest = None, 0
+        # the order of use is that of iteration
+        for checkpoint in filter(may_go, self):
+            branches = standing_of(checkpoint).branches
+            if first is None or branches < fewest:
+                first, fewest = checkpoint, branches
+            if not branches:
+                break
+        return first

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from holdover.cli import combinations, composed, deferred, loading, measuring, warm_replay
+from holdover.cli import combinations, composed, deferred, harness, loading, measuring, warm_replay
 from holdover.cli import preset as presets
 from holdover.cli.errors import Debug
 from holdover.errors import ConfigError
-from holdover.report.tables import Table
+from holdover.evaluation.journal import refuse_existing
 
 if TYPE_CHECKING:
     from holdover.engine.engine import Engine
-    from holdover.evaluation.harness.run import Row as HarnessRow
 
 ProtocolName = Literal["harness", "warm-replay", "composed", "deferred", "combinations"]
 
-_HARNESS = ("task", "length", "metric", "filter", "value", "stderr", "n")
 _PREFIX, _FOLLOWING = 512, 64
 
 
@@ -91,17 +86,17 @@ def evaluate(
     if resume and json_path is None:
         raise ConfigError("--resume goes on with what an earlier run left beside its --json: name that file")
     presets.require_problems(preset, problems)
-    journal = None if json_path is None else json_path.with_suffix(".answers.jsonl")
+    journal = None if json_path is None else _journal(json_path, resume)
     if protocol == "harness":
         names = _names(tasks)
         if not names:
             raise ConfigError(
                 "give --tasks, such as niah_single_1, or --protocol warm-replay with --problems or --text"
             )
-        _require_harness()
         caching = loading.Caching(plan=plan, refresh=refresh, element=element)
+        parts = harness.find(model, names, lengths, include)
         with _engine(model, caching, dtype, device, threads, max_running) as engine:
-            facts = _harness(engine, names, lengths, limit, chat, include, journal, resume)
+            facts = harness.run(engine, parts, limit, chat, journal, resume)
     elif protocol == "composed":
         if text is not None:
             raise ConfigError("the composed protocol asks questions: give --problems, or neither to have them drawn")
@@ -134,7 +129,7 @@ def evaluate(
         asked = warm_replay.problems_of(loaded, problems, text, prefix, following, limit)
         facts = warm_replay.run(loaded, asked, warm_replay.arms_at(loaded, kinds, cutoffs), schedule, journal, resume)
     if json_path is not None:
-        json_path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        measuring.write(json_path, facts)
 
 
 def register(app: typer.Typer) -> None:
@@ -151,9 +146,13 @@ def _require_subject(protocol: str, problems: Path | None, text: Path | None) ->
         raise ConfigError(f"the {protocol} protocol needs either --problems or --text")
 
 
-def _require_harness() -> None:
-    if importlib.util.find_spec("lm_eval") is None:
-        raise ConfigError("lm-eval is missing, whose tasks these are: pip install 'holdover[eval]'")
+def _journal(json_path: Path, resume: bool) -> Path:
+    """Where finished work is kept. That it, or the figures, cannot be written is said before hours are spent."""
+    if json_path.is_dir() or not json_path.parent.is_dir() or not os.access(json_path.parent, os.W_OK):
+        raise ConfigError(f"--json is {json_path}, where no file can be written: name one in a directory that exists")
+    path = json_path.with_suffix(".answers.jsonl")
+    refuse_existing(path, resume=resume)
+    return path
 
 
 def _engine(
@@ -170,62 +169,3 @@ def _engine(
     first.close()
     typer.echo(first.planned.note, err=True)
     return Engine(first.loaded, replayable(first.options))
-
-
-def _harness(
-    engine: Engine,
-    names: Sequence[str],
-    lengths: str | None,
-    limit: int | None,
-    chat: bool,
-    include: Path | None,
-    journal_path: Path | None,
-    resume: bool,
-) -> dict[str, Any]:
-    from holdover.evaluation.harness.answers import Asker
-    from holdover.evaluation.harness.model import HarnessModel
-    from holdover.evaluation.harness.run import run, seed
-    from holdover.evaluation.harness.tasks import RULER, Tasks, check_lengths, default_length
-    from holdover.evaluation.journal import Journal
-
-    options, context = engine.options, engine.prepare.max_context
-    generated, others = [n for n in names if n in RULER], [n for n in names if n not in RULER]
-    sizes: list[int] = []
-    if generated:
-        sizes = [default_length(context)] if lengths is None else measuring.numbers(lengths, "--lengths")
-        check_lengths(sizes, context)
-    plan = options.plan.digest if options.plan is not None else None
-    identity = measuring.measured_by(
-        engine.loaded, plan=plan, refresh=options.refresh, element=options.element, chat=chat
-    )
-    assert engine.loaded.files is not None
-    found = Tasks(engine.loaded.files.path, include)
-    rows: list[HarnessRow] = []
-    with Journal(journal_path, identity, resume=resume) as journal:
-        asker = Asker(engine, journal)
-        harness = HarnessModel(engine, asker, chat=chat)
-        for chosen, length in [*((generated, size) for size in sizes), *([(others, None)] if others else [])]:
-            seed()
-            rows += run(harness, found.load(chosen, length), limit=limit, length=length, chat=chat)
-    measuring.show(_harness_table(rows))
-    typer.echo(f"{asker.hit:.1%} of {asker.cached + asker.new:,} prompt tokens came from the cache")
-    return {**identity, "hit": asker.hit, "rows": [asdict(row) for row in rows]}
-
-
-def _harness_table(rows: Sequence[HarnessRow]) -> Table:
-    return Table(
-        "",
-        _HARNESS,
-        tuple(
-            (
-                row.task,
-                "-" if row.length is None else str(row.length),
-                row.metric,
-                row.filter,
-                f"{row.value:.4g}",
-                "-" if row.stderr is None else f"{row.stderr:.2g}",
-                str(row.count),
-            )
-            for row in rows
-        ),
-    )

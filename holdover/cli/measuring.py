@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -86,6 +87,25 @@ def tracked(items: Iterable[T], total: int, what: str) -> Iterator[T]:
     if not err.is_terminal:
         err.print(what, markup=False, soft_wrap=True)
     yield from track(items, what, total, console=err, disable=not err.is_terminal)
+
+
+def write(path: Path, facts: Mapping[str, Any]) -> None:
+    """Write a result file, whole or not at all.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            temporary.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror or error}; the work beside it is kept, so --resume writes it"
+        ) from error
 
 
 def console() -> Console:

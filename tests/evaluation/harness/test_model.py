@@ -116,10 +116,24 @@ def test_tasks_of_ones_own_by_name(engine: Engine, folder: Path, tmp_path: Path)
     assert [(row.task, row.metric, row.count) for row in rows_found] == [("cats", "acc", 2)]
     assert 0 <= rows_found[0].value <= 1
     with pytest.raises(ConfigError, match="there is no task cat; did you mean cats"):
-        tasks.load(["cat"])
+        tasks.check(["cat"])
     data.unlink()
     with pytest.raises(ConfigError, match="the data of cats cannot be had"):
         Tasks(folder, tmp_path, defaults=False).load(["cats"])
+
+
+def test_what_cannot_be_asked_is_refused(folder: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"question": "which words are common?", "answer": "", "outputs": []}))
+    yaml = CHOICE.format(task="ruler_cwe", data=data, kind="generate_until", more="")
+    (tmp_path / "cwe.yaml").write_text(yaml)
+    (tmp_path / "broken.yaml").write_text(yaml.replace("ruler_cwe", "broken").replace("test_split: test", ""))
+    tasks = Tasks(folder, tmp_path, defaults=False)
+    # beside a task that is none of RULER's, names are looked up among one's own
+    with pytest.raises(ConfigError, match="ruler_cwe cannot be generated with 1024 tokens of this model: choose long"):
+        tasks.load(["ruler_cwe", "broken"], 1024)
+    with pytest.raises(ConfigError, match=r"^broken cannot be loaded \("):
+        tasks.load(["broken"])
 
 
 def test_lengths_that_fit() -> None:

@@ -118,19 +118,21 @@ class Trainer:
         if self.step == 0:
             (options.out / "log.jsonl").unlink(missing_ok=True)
             self.model.config.save_pretrained(options.out)
-        if self.step == 0 or options.lengths or options.mixture:
-            self.describe()
+        self.describe()
 
     def describe(self) -> None:
-        """Write to the log what is trained on from here on, and how."""
-        o = self.options
+        """Write to the log what is trained on from here on, and how, unless the log says so already."""
+        o, log = self.options, self.options.out / "log.jsonl"
         curriculum = [(self.step, o.lengths)] if o.lengths else CURRICULUM
         recipe = {
-            "architecture": o.architecture, "rate": o.rate, "budget_seconds": o.seconds, "decay_from": DECAY_FROM,
+            "architecture": o.architecture, "rate": o.rate, "decay_from": DECAY_FROM,
             "mixture": MIXTURE | (o.mixture or {}), "curriculum": curriculum, "text_rows": TEXT_ROWS,
             "window_share": o.window_share, "windows": WINDOWS,
         }  # fmt: skip
-        self.log({"recipe": recipe})
+        rows = map(json.loads, log.read_text("utf-8").splitlines()) if log.exists() else iter(())
+        said = [row["recipe"] for row in rows if "recipe" in row]
+        if not said or said[-1] != json.loads(json.dumps(recipe)):
+            self.log({"recipe": recipe})
 
     def load(self) -> None:
         """Go on from what ``out`` holds: the exact state, or else the weights; or begin where it holds neither."""
@@ -257,7 +259,25 @@ class Trainer:
 
 def chances(kind: Callable[[str], Any]) -> Callable[[str], dict[Any, float]]:
     """Reads ``KEY=CHANCE,KEY=CHANCE`` with keys of a kind."""
-    return lambda text: {kind(key): float(chance) for key, chance in (item.split("=") for item in text.split(","))}
+
+    def read(text: str) -> dict[Any, float]:
+        try:
+            return {kind(key): float(chance) for key, chance in (item.split("=") for item in text.split(","))}
+        except (KeyError, ValueError):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not of the form KEY=CHANCE,KEY=CHANCE with known keys"
+            ) from None
+
+    return read
+
+
+def task(name: str) -> str:
+    """A task of the mixture.
+
+    Raises:
+        KeyError: there is none of this name.
+    """
+    return {known: known for known in MIXTURE}[name]
 
 
 def main() -> None:
@@ -275,7 +295,7 @@ def main() -> None:
     parser.add_argument(
         "--lengths", type=chances(int), help="chances of row lengths instead of the curriculum, as 1024=0.4,2048=0.6"
     )
-    parser.add_argument("--mixture", type=chances(str), help="tasks with other chances than usual, as recall=60")
+    parser.add_argument("--mixture", type=chances(task), help="tasks with other chances than usual, as recall=60")
     parser.add_argument("--window-share", type=float, default=0.5, help="share of batches with windowed attention")
     parser.add_argument("--resume", action="store_true", help="go on from what OUT holds")
     parser.add_argument("--leg", type=float, default=0.0, help="stop after so many seconds, compiling included")

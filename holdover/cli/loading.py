@@ -74,7 +74,7 @@ Evict = Annotated[
     EvictionName,
     typer.Option(
         "--eviction",
-        help="Which checkpoint goes first: the least recently used, the one that promises to save least for its bytes, "
+        help="Which checkpoint goes first: the least recently used, the one that promises to save least, "
         "or one whose branch has a deeper one.",
     ),
 ]

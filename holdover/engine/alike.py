@@ -7,7 +7,7 @@ from typing import Any
 
 
 def alike(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Elements, or characters, at the beginning that both have.
+    """Elements, or characters, at the beginning that both have; both are of one type, such as lists.
 
     Slices are compared, many times faster than elements: O(n) with log n comparisons.
     """

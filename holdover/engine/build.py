@@ -202,14 +202,9 @@ def _tiers(
         packed_pool = PackedPool(codec, memory.num_packed, host.device)
         packed = SlotAllocator(packed_pool, "compressed", poison=options.poison)
     tiers = TierOptions(options.dense_spill, options.watermark, _packed_above(options))
-    record = host.layout.state.checkpoint_bytes
-    packed_record = record if codec is None else codec.nbytes
     # what ends when it ends would be seen at different steps of different ranks
     mover = mover_for(host.device) if shard is None else Inline()
-    if shard is not None:
-        packed_record = shard.ranks.least(packed_record)
-    order = EVICTIONS[options.eviction]({"native": record, "compressed": packed_record})
-    return StateTiers(native, packed, mover, tiers, order)
+    return StateTiers(native, packed, mover, tiers, EVICTIONS[options.eviction]())
 
 
 def _packed_above(options: EngineOptions) -> int:

@@ -223,7 +223,7 @@ class Engine:
         Raises:
             RequestError: the request is invalid.
         """
-        ids, boundaries = render_chat(self.loaded.tokenizer, messages)
+        ids, boundaries = render_chat(self.loaded.tokenizer.sharing(), messages)
         return self._run([ids], [params], boundaries=boundaries, **request)[0]
 
     def stream(self, prompt: Prompt, params: SamplingParams = _GREEDY_DEFAULTS, **request: Any) -> Iterator[Update]:

@@ -44,8 +44,8 @@ class EngineOptions:
         packed_slots: packed slots, likewise.
         dense_spill: whether checkpoints may stay dense while no packed slot is free.
         watermark: native slots to keep free by demotions ahead of need.
-        eviction: which checkpoint goes first: ``cost`` weighs the tokens that it saves for its bytes against its last
-            use, ``coverage`` spares the deepest one of every branch, ``lru`` is the least recently used.
+        eviction: which checkpoint goes first: ``cost`` weighs the tokens that it saves against its last use,
+            ``coverage`` spares the deepest one of every branch, ``lru`` is the least recently used.
         packed_above: depth up to which checkpoints are not packed; None for the longest horizon that the plan omits
             where nothing is refreshed, and any depth otherwise.
         max_losses: most lossy restores that a resumed state may have in its past; None for any number.

@@ -178,14 +178,13 @@ class PrefixCache:
     def flush(self) -> int:
         """Drop everything that no sequence holds or pins. Returns the number of checkpoints dropped."""
         self.tiers.finish()
-        dropped = 0
-        while (checkpoint := self.tiers.order.oldest(lambda c: c.may_go)) is not None:
+        dropped = [checkpoint for checkpoint in self.tiers.order if checkpoint.may_go]
+        for checkpoint in dropped:
             self.tiers.discard(checkpoint)
             if checkpoint.on_evict is not None:
                 checkpoint.on_evict()
-            dropped += 1
         self.rows.flush()
-        return dropped
+        return len(dropped)
 
     def _open(self, namespace: bytes, tokens: Sequence[int], match: Match) -> Opened:
         node = match.node or self.roots.setdefault(namespace, Root(namespace))

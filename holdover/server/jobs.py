@@ -120,7 +120,8 @@ def _rendered(asked: ChatRequest, engine: AsyncEngine, plan: ReplyPlan) -> _Prom
     tokenizer, prepare = engine.engine.loaded.tokenizer, engine.engine.prepare
     options, as_text = {**asked.chat_template_kwargs, **plan.options}, plan.format.takes_text
     if not asked.has_chunks:
-        ids, boundaries = render_chat(tokenizer, [m.for_template(as_text=as_text) for m in asked.messages], **options)
+        messages = [message.for_template(as_text=as_text) for message in asked.messages]
+        ids, boundaries = render_chat(tokenizer.sharing(), messages, **options)
         return _Prompt(ids, partial(engine.sequence, ids, boundaries=boundaries))
     marks = Placeholders()
     messages = [message.for_template(as_text=as_text, chunk=marks.put) for message in asked.messages]

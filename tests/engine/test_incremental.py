@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from holdover.engine.alike import alike
 from holdover.engine.chat import render_chat
 from holdover.engine.hf import incremental
-from holdover.engine.hf.incremental import IncrementalEncoder
+from holdover.engine.hf.incremental import IncrementalEncoder, splitting
 from holdover.engine.hf.tokenizer import Tokenizer as ModelTokenizer
 from tests.training import MODEL
 
@@ -58,7 +58,7 @@ TOKENIZERS = {
 
 
 def encoder(tokenizer: Tokenizer) -> IncrementalEncoder:
-    special = {i: token.content for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    special = splitting(tokenizer.get_added_tokens_decoder().items())
     return IncrementalEncoder(lambda text: whole(tokenizer, text), special)
 
 
@@ -77,7 +77,6 @@ def test_tokens_are_those_of_the_tokenizer(name: str, data: st.DataObject) -> No
     tokenizer = TOKENIZERS[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(incremental, "_SHORT", 4)
-        patch.setattr(incremental, "_TEXTS", 3)
         tested = encoder(tokenizer)
         texts = [""]
         for _ in range(data.draw(st.integers(2, 8))):
@@ -99,21 +98,54 @@ def test_a_next_turn_is_tokenised_from_the_end_of_the_one_before() -> None:
         text += "It does.<|im_end|>\n"
 
 
+def overlapping(*tokens: AddedToken) -> Tokenizer:
+    """Added tokens that are parts of others, and merges across where they begin."""
+    tokenizer = bytes_tokenizer(prefix_space=False)
+    vocabulary = tokenizer.get_vocab()
+    merges = [("\u0120", "<")]
+    tokenizer.model = models.BPE(vocabulary | {"\u0120<": len(vocabulary)}, merges)
+    tokenizer.add_tokens(list(tokens))
+    return tokenizer
+
+
+AMBIGUOUS = {
+    "a whole word only": (
+        overlapping(AddedToken("<s>", special=True, single_word=True, normalized=False)),
+        (" <s> b", " <s>ab"),
+    ),
+    "a part of another": (
+        overlapping(*(AddedToken(text, special=True, normalized=False) for text in ("<s>", "b<s>c"))),
+        ("b<s>d", "b<s>c"),
+    ),
+    "a part of an ordinary one": (
+        overlapping(AddedToken("<s>", special=True, normalized=False), AddedToken("b<s>c", normalized=False)),
+        ("b<s>d", "b<s>c"),
+    ),
+    "after normalisation": (
+        overlapping(AddedToken("<s>", special=True, normalized=True)),
+        (" <s>d", " <s>\u0338d"),
+    ),
+}
+AMBIGUOUS["after normalisation"][0].normalizer = normalizers.NFC()
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_tokens_that_do_not_always_split_are_no_place_to_cut(name: str) -> None:
+    tokenizer, ends = AMBIGUOUS[name]
+    tested = encoder(tokenizer)
+    for end in ends:
+        text = "a" * 2_000 + end
+        assert tested.encode(text) == whole(tokenizer, text)
+
+
 def test_boundaries_of_a_chat_cost_little_beside_its_tokens() -> None:
     tokenizer = ModelTokenizer(Path(MODEL))
+    template = tokenizer.sharing()
     messages: list[dict[str, Any]] = [{"role": "user", "content": "The mill stands near the river. " * 300}]
-    ids, boundaries = render_chat(tokenizer, messages)
+    ids, boundaries = render_chat(template, messages)
+    assert (ids, boundaries) == render_chat(tokenizer, messages)
     assert boundaries
-    text = tokenizer.render_text(messages)
-    assert ids == tokenizer._tokenizer.encode(text, add_special_tokens=False)
-    assert tokenizer._parts.tokenised < 1.1 * len(text)
-
-
-def test_many_conversations_at_a_time_leave_little_behind() -> None:
-    tested = encoder(TOKENIZERS["bytes"])
-    for number in range(100):
-        tested.encode(f"<s>{number}" + "ab" * 2_000)
-    assert len(tested._recent) == incremental._TEXTS
+    assert template.parts.tokenised < 1.1 * len(tokenizer.render_text(messages))
 
 
 @given(st.text("ab", max_size=40), st.text("ab", max_size=40))

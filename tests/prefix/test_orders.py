@@ -18,8 +18,6 @@ from holdover.state import EXACT
 from holdover.store import LRU, Checkpoint
 from holdover.store.checkpoint import Standing
 
-BYTES: Any = {"native": 100, "compressed": 50}
-
 
 @dataclass(eq=False)
 class Entry:
@@ -27,11 +25,11 @@ class Entry:
 
     standing: Any
     header: Any = field(default=None)
-    tier: str = "native"
+    hits: int = 1
 
 
-def entry(depth: int, above: int, branches: int, tier: str = "native") -> Checkpoint:
-    return cast(Checkpoint, Entry(lambda: Standing(above, branches), SimpleNamespace(depth=depth), tier))
+def entry(depth: int, above: int, branches: int) -> Checkpoint:
+    return cast(Checkpoint, Entry(lambda: Standing(above, branches), SimpleNamespace(depth=depth)))
 
 
 def leaving(order: LRU[Checkpoint], entries: list[Checkpoint]) -> list[int]:
@@ -71,29 +69,45 @@ def test_standing_counts_what_has_no_nearer_checkpoint() -> None:
     assert root.is_leaf is False
 
 
+def test_standing_in_a_conversation_of_thousands_of_turns() -> None:
+    nodes = grown(*[1] * 5_000)
+    nodes[1].checkpoint = entry(1, 0, 1)
+    assert standing_at(nodes[1]) == (0, 1)
+    assert standing_at(nodes[-1]).above == 1
+
+
+def test_an_end_that_nobody_came_back_to_supersedes_nothing() -> None:
+    _, boundary, end = grown(50, 5)
+    boundary.checkpoint, end.checkpoint = entry(50, 0, 1), entry(55, 50, 1)
+    cast(Any, end.checkpoint).hits = 0
+    assert standing_at(boundary) == (0, 1)
+    assert standing_at(end) == (50, 1)
+    cast(Any, end.checkpoint).hits = 1
+    assert standing_at(boundary) == (0, 0)
+
+
 def test_a_checkpoint_that_nobody_placed_stands_for_itself() -> None:
     assert standing_of(cast(Checkpoint, Entry(None))) == (0, 1)
 
 
-def test_the_least_recently_used_goes_first_by_default() -> None:
+def test_the_least_recently_used_goes_first() -> None:
     entries = [entry(100, 0, 1), entry(10, 0, 0), entry(50, 0, 1)]
-    assert leaving(EVICTIONS["lru"](BYTES), entries) == [0, 1, 2]
+    assert leaving(EVICTIONS["lru"](), entries) == [0, 1, 2]
 
 
-def test_cost_weighs_tokens_saved_a_byte_against_use() -> None:
+def test_cost_weighs_tokens_saved_against_use() -> None:
     # the first is oldest and saves by far the most; the second saves ten tokens more than the one above it
     entries = [entry(1000, 0, 1), entry(1010, 1000, 1), entry(500, 0, 1)]
-    assert leaving(CostAware(BYTES), entries) == [1, 0, 2]
-    # as many tokens in half the bytes, and the same for twice as many branches
-    assert leaving(CostAware(BYTES), [entry(100, 0, 1, "compressed"), entry(100, 0, 1), entry(99, 0, 1)])[0] == 1
-    assert leaving(CostAware(BYTES), [entry(100, 0, 2), entry(100, 0, 1), entry(99, 0, 1)])[0] == 1
+    assert leaving(CostAware(), entries) == [1, 0, 2]
+    # as many tokens for twice as many branches
+    assert leaving(CostAware(), [entry(100, 0, 2), entry(100, 0, 1), entry(99, 0, 1)])[0] == 1
     # equal ones go by use
-    assert leaving(CostAware(BYTES), [entry(10, 0, 1) for _ in range(4)]) == [0, 1, 2, 3]
+    assert leaving(CostAware(), [entry(10, 0, 1) for _ in range(4)]) == [0, 1, 2, 3]
 
 
 def test_what_covers_no_branch_promises_nothing() -> None:
     entries = [entry(10, 0, 1), entry(9000, 0, 0), entry(8000, 0, 0), entry(20, 0, 1)]
-    assert leaving(CostAware(BYTES), entries)[:2] == [1, 2]
+    assert leaving(CostAware(), entries)[:2] == [1, 2]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -102,15 +116,15 @@ def test_cost_is_the_least_promise_of_all(seed: int) -> None:
     entries = []
     for _ in range(12):
         depth = draw.randint(1, 40)
-        entries.append(entry(depth, draw.randrange(depth), draw.randrange(4), draw.choice(["native", "compressed"])))
-    order, staying = CostAware(BYTES), draw.sample(entries, 9)
+        entries.append(entry(depth, draw.randrange(depth), draw.randrange(4)))
+    order, staying = CostAware(), draw.sample(entries, 9)
     for one in entries:
         order.touch(one)
 
     def promise(one: Checkpoint) -> float:
-        newer = sum(other in staying for other in entries[entries.index(one) + 1 :])
+        newer = len(entries) - 1 - entries.index(one)
         above, branches = standing_of(one)
-        return float((one.header.depth - above) * branches / BYTES[one.tier] / (1 + newer))
+        return float((one.header.depth - above) * branches / (1 + newer))
 
     # `min` gives the first of equals
     wanted = min((one for one in entries if one in staying), key=promise)
@@ -124,7 +138,7 @@ def test_coverage_spares_the_only_one_of_a_branch() -> None:
 
 def test_what_may_not_go_is_passed_over() -> None:
     for name, make in EVICTIONS.items():
-        order, kept, other = make(BYTES), entry(10, 0, 0), entry(900, 0, 9)
+        order, kept, other = make(), entry(10, 0, 0), entry(900, 0, 9)
         order.touch(kept)
         order.touch(other)
         assert order.oldest(lambda one, kept=kept: one is not kept) is other, name

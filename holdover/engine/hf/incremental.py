@@ -1,57 +1,70 @@
-"""Tokenising texts that begin like others before them, as the turns of a conversation do."""
+"""Tokenising texts that begin alike, as one conversation does that is rendered in several ways."""
 
 from __future__ import annotations
 
-import threading
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from holdover.engine.alike import alike
 
-# texts that are remembered, and characters below which one is not worth it
-_TEXTS, _SHORT = 32, 1024
+# characters below which a text is not worth remembering
+_SHORT = 1024
+
+
+def splitting(added: Iterable[tuple[int, Any]]) -> dict[int, str]:
+    """The added tokens that split a text wherever they stand, whatever is around them, by their ids.
+
+    Left out are those that are looked for after normalisation, or as whole words only, and those that may be a part of
+    another one.
+    """
+    every = dict(added)
+    return {
+        number: token.content
+        for number, token in every.items()
+        if token.special
+        and not token.normalized
+        and not token.single_word
+        and not any(token.content in other.content for at, other in every.items() if at != number)
+    }
 
 
 class IncrementalEncoder:
     """Tokenises only what a text does not share with one that it has tokenised before.
 
-    Special tokens split a text before anything else reads it, so that tokens in front of one do not depend on what
-    follows. A text is therefore cut at the last special token of what both share, and only where the earlier text,
-    cut there too, gives the tokens that it gave as a whole: for tokenizers of which that is not true, nothing is saved
-    and nothing changes. Safe to use from several threads.
+    A text is cut at the last splitting token of what both share: tokens in front of it do not depend on what follows.
+    To make sure that a tokenizer keeps to that, the earlier text is cut there too, and what follows must have the same
+    tokens by itself as it had within the whole; if not, the text is tokenised whole. What is remembered are texts of
+    whoever uses this object: make one for each request.
 
     Args:
         encode: tokenises a text as a whole.
-        special: the special tokens' ids and texts.
+        special: ids and texts of the tokens that split a text.
 
     Attributes:
         tokenised: characters that `encode` was asked for so far.
     """
 
-    def __init__(self, encode: Callable[[str], list[int]], special: Mapping[int, str]) -> None:
+    def __init__(self, encode: Callable[[str], list[int]], special: dict[int, str]) -> None:
         self.tokenised = 0
         self._whole = encode
         self._special = special
-        self._recent: list[_Known] = []
-        self._lock = threading.Lock()
+        self._known: list[_Known] = []
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``: those of a call to the tokenizer itself."""
-        if len(text) < _SHORT:
-            return self._count(text)
-        with self._lock:
-            known = max(self._recent, key=lambda one: one.shared(text), default=None)
+        known = max(self._known, key=lambda one: alike(one.text, text), default=None)
         cut = None if known is None else known.cut(text)
         if known is None or cut is None or not self._splits(known, cut):
-            ids = self._count(text)
-            self._remember(text, ids)
-            return ids
-        ids = known.ids[: cut.token].tolist() + self._count(text[cut.character :])
-        if len(text) - cut.character < _SHORT:
-            self._touch(known)
+            ids, fresh = self._count(text), len(text)
         else:
-            self._remember(text, ids)
+            ids = known.ids[: cut.token].tolist() + self._count(text[cut.character :])
+            fresh = len(text) - cut.character
+        if fresh >= _SHORT:
+            places = array("I", (place for place, token in enumerate(ids) if token in self._special))
+            special = {self._special[ids[place]] for place in places}
+            self._known.append(_Known(text, array("I", ids), places, special))
         return ids
 
     def _splits(self, known: _Known, cut: _Cut) -> bool:
@@ -64,18 +77,6 @@ class IncrementalEncoder:
     def _count(self, text: str) -> list[int]:
         self.tokenised += len(text)
         return self._whole(text)
-
-    def _remember(self, text: str, ids: list[int]) -> None:
-        places = array("I", (place for place, token in enumerate(ids) if token in self._special))
-        known = _Known(text, array("I", ids), places, {self._special[ids[place]] for place in places})
-        with self._lock:
-            self._recent = [*self._recent[-_TEXTS + 1 :], known]
-
-    def _touch(self, known: _Known) -> None:
-        with self._lock:
-            others = [one for one in self._recent if one is not known]
-            if len(others) < len(self._recent):
-                self._recent = [*others, known]
 
 
 @dataclass(frozen=True)
@@ -109,13 +110,9 @@ class _Known:
     special: set[str]
     splits: dict[_Cut, bool] = field(default_factory=dict)
 
-    def shared(self, text: str) -> int:
-        """Characters at the beginning that both texts have."""
-        return alike(self.text, text)
-
     def cut(self, text: str) -> _Cut | None:
         """Where ``text`` may be cut, if that saves anything: the last special token of what both share."""
-        shared = self.shared(text)
+        shared = alike(self.text, text)
         character = max((self.text.rfind(special, 0, shared) for special in self.special), default=-1)
         before = sum(self.text.count(special, 0, character) for special in self.special) if character > 0 else 0
         # the cut is tried on the rest of this text, which must not cost more than it saves

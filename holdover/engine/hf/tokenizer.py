@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from holdover.engine.hf.incremental import IncrementalEncoder
+from holdover.engine.hf.incremental import IncrementalEncoder, splitting
 from holdover.engine.hf.spelling import Spelling
 from holdover.errors import RequestError, WeightsError
 
@@ -27,6 +27,23 @@ class Verbatim:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids``."""
         return self._decode(ids, skip_special_tokens=False)
+
+
+class SharingTemplate:
+    """A tokenizer's chat template; made by `Tokenizer.sharing`, for one request.
+
+    Args:
+        tokenizer: the tokenizer.
+        special: ids and texts of the tokens that split a text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, special: dict[int, str]) -> None:
+        self.parts = IncrementalEncoder(tokenizer.encode_part, special)
+        self._tokenizer = tokenizer
+
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
+        """As `Tokenizer.render`."""
+        return self.parts.encode(self._tokenizer.render_text(messages, **options))
 
 
 class Tokenizer:
@@ -50,8 +67,11 @@ class Tokenizer:
             raise WeightsError(f"{path} has no usable tokenizer: its vocabulary is empty; is tokenizer.json missing?")
         self._spelling = Spelling(self._tokenizer)
         self._decode = _decoder_of(self._tokenizer)
-        special = {i: token.content for i, token in self._tokenizer.added_tokens_decoder.items() if token.special}
-        self._parts = IncrementalEncoder(partial(self._tokenizer.encode, add_special_tokens=False), special)
+        self._splitting = splitting(self._tokenizer.added_tokens_decoder.items())
+
+    def sharing(self) -> SharingTemplate:
+        """The template, for one conversation rendered in several ways: what these begin with is tokenised once."""
+        return SharingTemplate(self, self._splitting)
 
     @property
     def has_chat_template(self) -> bool:
@@ -105,7 +125,7 @@ class Tokenizer:
         Raises:
             RequestError: the text is not valid Unicode.
         """
-        return self._encode(text, self._tokenizer.encode)
+        return self._encode(text, special=True)
 
     def encode_part(self, text: str) -> list[int]:
         """Token ids of a part of a text, with the special tokens that it spells out and no others.
@@ -113,14 +133,13 @@ class Tokenizer:
         Raises:
             RequestError: the text is not valid Unicode.
         """
-        return self._encode(text, self._parts.encode)
+        return self._encode(text, special=False)
 
-    @staticmethod
-    def _encode(text: str, encode: Callable[[str], list[int]]) -> list[int]:
+    def _encode(self, text: str, *, special: bool) -> list[int]:
         try:
             # lone surrogates: the tokenizer's own error is one of type, and does not say so
             text.encode()
-            ids = encode(text)
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
         except UnicodeEncodeError as error:
             raise RequestError(f"the prompt is not valid Unicode: {error.reason}", param="prompt") from None
         return ids

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 from holdover.prefix.eviction.cost import CostAware
 from holdover.prefix.eviction.coverage import BranchCoverage
-from holdover.store import LRU, Checkpoint, ResidentTier
+from holdover.store import LRU, Checkpoint
 
 __all__ = ["EVICTIONS", "BranchCoverage", "CostAware", "Eviction"]
 
 Eviction = Literal["lru", "cost", "coverage"]
 
-# each from the bytes of a checkpoint in each tier
-EVICTIONS: Mapping[Eviction, Callable[[Mapping[ResidentTier, int]], LRU[Checkpoint]]] = {
-    "lru": lambda _: LRU(),
-    "cost": CostAware,
-    "coverage": lambda _: BranchCoverage(),
-}
+EVICTIONS: Mapping[Eviction, type[LRU[Checkpoint]]] = {"lru": LRU, "cost": CostAware, "coverage": BranchCoverage}

@@ -15,7 +15,7 @@ class BranchCoverage(LRU[Checkpoint]):
     """
 
     def oldest(self, may_go: Callable[[Checkpoint], bool]) -> Checkpoint | None:
-        """First to go of those that ``may_go``, or None. O(checkpoints and the nodes around them)."""
+        """First to go of those that ``may_go``, or None. O(checkpoints and the nodes below them)."""
         first, fewest = None, 0
         # the order of use is that of iteration
         for checkpoint in filter(may_go, self):

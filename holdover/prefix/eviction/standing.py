@@ -20,8 +20,24 @@ def standing_at(node: Node) -> Standing:
     return Standing(0 if above is None else above.depth, _leaves(node))
 
 
+def _is_unproven(node: Node, checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is the end of a reply that no prompt has repeated yet.
+
+    Where templates write replies otherwise than they were generated, none ever will: the next turn resumes above.
+    """
+    return node.is_leaf and not checkpoint.hits
+
+
 def _leaves(node: Node) -> int:
-    """Leaves below a node, or it itself, that have no checkpoint nearer."""
-    if node.is_leaf:
-        return 1
-    return sum(_leaves(child) for child in node.children.values() if child.checkpoint is None)
+    """Leaves below a node, or it itself, that have no checkpoint nearer, or none but an unproven one."""
+    found, rest = 0, [node]
+    # a conversation may be thousands of nodes deep
+    while rest:
+        top = rest.pop()
+        found += top.is_leaf
+        for child in top.children.values():
+            if child.checkpoint is None:
+                rest.append(child)
+            else:
+                found += _is_unproven(child, child.checkpoint)
+    return found

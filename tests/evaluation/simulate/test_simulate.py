@@ -50,7 +50,9 @@ def test_a_hit_takes_the_time_of_its_restore() -> None:
 
 def test_more_state_means_more_hits() -> None:
     dialogues = conversations(12, 3, VOCAB)
-    hits = [simulate(LAYOUT, options(slots, 2000), dialogues, clients=6, costs=COSTS).hit for slots in (4, 12, 60)]
+    # the other orders weigh checkpoints against each other, and may lose a little by more room
+    used = [replace(options(slots, 2000), eviction="lru") for slots in (4, 12, 60)]
+    hits = [simulate(LAYOUT, one, dialogues, clients=6, costs=COSTS).hit for one in used]
     assert hits == sorted(hits)
     assert hits[0] < hits[-1]
 

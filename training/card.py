@@ -26,7 +26,8 @@ from training.tasks import Sampler
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 BINS = (10, 32, 100, 316, 1000, 3162)
 RANGED, RANGE = ("tracking", "count", "common"), (0.3, 0.95)  # neither hopeless nor solved, to tell losses by
-GOALS = {"recall": 0.95, "needle": 0.95, "multikey": 0.9}  # exact match, at every length up to 2,048
+GOALS = {"recall": 0.95, "needle": 0.95, "multikey": 0.9}  # exact match, at every length up to GOAL_LENGTH
+GOAL_LENGTH = 2048
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
@@ -130,23 +131,42 @@ def state_table(state: dict[str, Any]) -> str:
     return markdown(["", *state["text"]], [*rows, ["text", *(f"{value:.3f}" for value in state["text"].values())]])
 
 
-def missed(scores: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """Which goals the scores miss, as sentences."""
-    lines = [
-        f"- {task} at {length} tokens: {cell['exact']:.3f}, the goal was {GOALS[task]}"
-        for task in GOALS
-        for length, cell in scores.get(task, {}).items()
-        if length.isdigit() and int(length) <= 2048 and cell["exact"] < GOALS[task]
-    ]
-    if not lines:
-        lines = ["- recall, needle and multikey reach their goals (0.95, 0.95, 0.9) at every length up to 2,048 tokens"]
-    for task in RANGED:
-        for length, cell in scores.get(task, {}).items():
-            if length.isdigit() and not RANGE[0] <= cell["exact"] <= RANGE[1]:
-                lines.append(
-                    f"- {task} at {length} tokens: {cell['exact']:.3f}, wanted between {RANGE[0]} and {RANGE[1]}"
-                )
+def goals(scores: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """Where every task with a goal reaches it and where it does not, a line a task."""
+    wanted = {task: (goal, 1.0, f"{goal} or more") for task, goal in GOALS.items()}
+    wanted |= dict.fromkeys(RANGED, (*RANGE, f"{RANGE[0]} to {RANGE[1]}"))
+    lines = []
+    for task, (low, high, text) in wanted.items():
+        exact = {int(length): cell["exact"] for length, cell in scores.get(task, {}).items() if length.isdigit()}
+        found = {length: value for length, value in exact.items() if task in RANGED or length <= GOAL_LENGTH}
+        reached = [f"{length:,}" for length, value in found.items() if low <= value <= high]
+        missed = [f"{length:,} ({value:.3f})" for length, value in found.items() if not low <= value <= high]
+        parts = [f"{word} at {', '.join(at)}" for word, at in (("reached", reached), ("missed", missed)) if at]
+        if parts:
+            lines.append(f"- {task}, {text}: {'; '.join(parts)} tokens")
     return "Goals reached and missed:\n\n" + "\n".join(lines)
+
+
+def again(recall: dict[str, Any], reports: list[dict[str, Any]]) -> str:
+    """The second run of recall as a paragraph and a table; nothing where it is one of the reports' runs."""
+    if any(_holds(report, recall) for report in reports):
+        return ""
+    filler = "held-out text" if recall["held_out_text"] else "the plain sentences that ship with `training/tasks.py`"
+    return (
+        f"Recall again through Holdover's own engine on {recall['device']}, seed {recall['seed']}, filler from "
+        f"{filler}:\n\n{score_table(recall['scores'])}\n\n"
+    )
+
+
+def _holds(report: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a report has the other's rows, from the same engine, seed and filler."""
+    rows = {task: report["scores"].get(task) for task in other["scores"]}
+    return {**report, "scores": rows} == other
+
+
+def noted(remarks: list[str]) -> str:
+    """Remarks as a list with a line after it; nothing where there are none."""
+    return "".join(f"- {remark}\n" for remark in remarks) + ("\n" if remarks else "")
 
 
 def card(path: Path, results: Path) -> str:
@@ -206,13 +226,9 @@ upper bound in tokens; contexts mostly fill 75 % or more of it.
 - **multiturn**: four questions about one context (recall or multikey) in successive turns, the model's own answers in
   the history; all four must be right.
 
-{missed(scores)}
+{goals(scores)}
 
-Recall again through Holdover's own engine on {recall["device"]}, seed {recall["seed"]}, filler from \
-{"held-out text" if recall["held_out_text"] else "the plain sentences that ship with `training/tasks.py`"}:
-
-{score_table(recall["scores"])}
-
+{again(recall, reports)}\
 The trainer's last validation (other unseen prompts, every answer token likeliest given the true ones before it, which
 for a single answer is greedy exact match):
 
@@ -236,8 +252,7 @@ at 1. Row lengths by step: {lengths}. In {recipe["window_share"]:.0%} of the bat
 hold conversations, by weight: \
 {", ".join(f"{task} {weight}" for task, weight in recipe["mixture"].items())}. `training/` holds all of it.
 
-{chr(10).join(f"- {remark}" for remark in remarks)}
-
+{noted(remarks)}\
 {curve(log)}
 
 Held-out text ({held_out["rows"]} rows of {held_out["length"]} tokens): {held_out["loss"]:.3f} nats a token, \

@@ -34,6 +34,7 @@ def inspect() -> Facts:
         "bytes": {"temporal": 800, "conv": 200, "checkpoint": 1000},
         "max_context": 100,
         "horizons": [[4.0, 20.0], [30.0, 4000.0]],
+        "per_layer": [{"index": at, "kind": kind} for at, kind in enumerate(("gdn", "gdn", "attention"))],
         "windows": [window],
     }
 

@@ -26,6 +26,19 @@ def answers(arm: str, w_max: int | None, difference: tuple[float, float, float] 
     )
 
 
+def contradicting() -> Files:
+    """Answers that come from states, exact composition that wins, and selectors that harm."""
+    files = quality_results.everything()
+    for score in files["validate"]["needle"]:
+        score["right"]["0.0"] = {"zero-linear": 0, "zero-full-kv": 20}.get(score["arm"], score["right"]["0.0"])
+    for row in files["composed"]["rows"]:
+        if row["difference"] is not None:
+            row |= {"difference": -2.0, "difference_low": -3.0, "difference_high": -1.0}
+        if row["metric"] == "right" and row["selector"] == "none":
+            row |= {"mean": 1.0, "low": 0.9, "high": 1.0}
+    return files
+
+
 def part_of(page: str, title: str) -> list[str]:
     """Sentences below a heading."""
     return [line[2:] for line in page.split(f"## {title}\n\n")[1].split("\n\n")[0].splitlines()]
@@ -62,7 +75,10 @@ def test_sentences_hold_the_files_figures() -> None:
         "(text at W_max 16; sample sd 0.21).",
         "The error of `exact` grows with depth (rank correlation +0.8, +0.7 to +0.9)",
         "it keeps at most 0.2 (0.1 to 0.3, n = 20) of it, in layer 2: most of it comes from isolated inputs.",
-        "75 % (50 to 100) with `last` and 75 % (50 to 100) with `exact`",
+        "and with epic at r = 0.2 of a full prefill's right answers are left 75 % (50 to 100) with `last` and 75 % (50 "
+        "to 100) with `exact`",
+        "- 1 of 2 random masks of as many units are worse than dense on some task, at most by +0.3 nats (+0.2 to +0.4, "
+        "n = 24; small, text at W_max 16), where `nr` is worse.",
         "Windows around seams of 4 (5.0%) tokens: `exact` is, against `last`, on small better in 1 of 1, KL -0.5 nats",
         "mean KL 2e-06 (1e-06 to 4e-06, n = 16) with m8-bf16/fp32, 87.50% of tokens agree; with m8-bf16/fp32 it grows "
         "along the continuation by +1e-06 (+1e-07 to +2e-06).",
@@ -108,25 +124,90 @@ def test_masks_that_lose_nothing_are_not_said_to() -> None:
 
 
 def test_a_contradiction_is_what_the_figures_contradict() -> None:
-    files = quality_results.everything()
-    agreeing = papers(results_of(files))
+    agreeing = papers(results_of(quality_results.everything()))
     assert "So here: small finds 19 of 20 (0.76 to 0.99) with states at zero" in " ".join(agreeing.findings)
     assert "Here too `exact` is in most pairs of selector and r not better" in " ".join(agreeing.findings)
     assert agreeing.short == ()
 
-    for score in files["validate"]["needle"]:
-        score["right"]["0.0"] = {"zero-linear": 0, "zero-full-kv": 20}.get(score["arm"], score["right"]["0.0"])
-    for row in files["composed"]["rows"]:
-        if row["difference"] is not None:
-            row |= {"difference": -2.0, "difference_low": -3.0, "difference_high": -1.0}
-        if row["metric"] == "right" and row["selector"] == "none":
-            row |= {"mean": 1.0, "low": 0.9, "high": 1.0}
-    found = papers(results_of(files))
+    found = papers(results_of(contradicting()))
     assert [line.partition(":")[0] for line in found.short] == ["DASC, Table 1(a)", "LinearKV", "LinearKV, App. A"]
     assert "Not so on small; small finds 0 of 20 (0 to 0.16) with states at zero" in found.short[0]
     assert "`exact` is better on small, by KL -2 nats (-3 to -1, n = 20; small, epic at r = 0.2)." in found.short[1]
     assert "0.5 (0.4 to 0.6, n = 20) with epic at r = 0.2 against 1 (0.9 to 1, n = 20)" in found.short[2]
     assert "is 0.2 (0.1 to 0.3, n = 20) on small: most of it comes from isolated inputs." in found.findings[1]
+
+
+def test_percentages_are_of_a_named_pair_and_have_their_range_over_selectors() -> None:
+    files = quality_results.everything()
+    rows = files["composed"]["rows"]
+    rows += [row | {"selector": "seam", "mean": 25.0} for row in rows if row["metric"] == "percent of full"]
+    assert (
+        "with epic at r = 0.2 of a full prefill's right answers are left 75 % (50 to 100; over selectors 25 to 75) "
+        "with `last` and 75 % (50 to 100; over selectors 25 to 75) with `exact`."
+    ) in composed(results_of(files)).findings[0]
+
+
+def test_masks_of_all_models_are_counted() -> None:
+    page = findings_page(results_of(quality_results.everything(), "a", "b", "c"))
+    assert part_of(page, "In short")[1].startswith("3 of 6 random masks of as many units are worse than dense")
+
+
+def test_attention_that_cannot_find_values_is_said_to_be_by_design() -> None:
+    files = contradicting()
+    assert not [line for line in papers(results_of(files)).findings if "by design" in line]
+    files["inspect"]["per_layer"].reverse()
+    said = "In a and b the only attention layer is the first, by design"
+    found = papers(results_of(files, "a", "b"))
+    for lines in (found.findings, found.short):
+        assert [said in line for line in lines[:3]] == [True, True, False]
+    files["inspect"]["per_layer"].append({"index": 3, "kind": "attention"})
+    assert not [line for line in papers(results_of(files)).findings if "by design" in line]
+
+
+def test_one_state_that_is_not_better_on_mamba2_is_a_contradiction() -> None:
+    files = quality_results.everything()
+    files["inspect"]["family"] = "mamba2"
+    assert papers(results_of(files)).short == ()
+    for row in files["composed"]["rows"]:
+        if row["difference"] is not None:
+            row |= {"difference": 0.0, "difference_low": -0.1, "difference_high": 0.1}
+    (line,) = papers(results_of(files)).short
+    assert line.endswith("`exact` is in most pairs of selector and r not better, but nor is `last` on small.")
+    files["inspect"]["family"] = "gdn"
+    assert papers(results_of(files)).short == ()
+
+
+def test_horizons_that_correlate_less_on_most_models_are_a_contradiction() -> None:
+    def model(name: str, horizons: float, magnitudes: float) -> ModelResults:
+        files = quality_results.everything()
+        files["validate"]["spearman"] = {
+            key: {"median": median, "q1": median - 0.1, "q3": median + 0.1, "count": 12}
+            for key, median in (("horizons", horizons), ("magnitudes", magnitudes))
+        }
+        return ModelResults(name, files)
+
+    agreeing, less, reverse = model("a", 0.8, 0.4), model("b", 0.4, 0.6), model("c", -0.4, -0.6)
+    (line,) = papers(Results((agreeing, less, reverse))).short
+    assert "Not so on b and c, by median rank correlation (quartiles): b 0.4 (0.3 to 0.5) and 0.6 (0.5 to 0.7)" in line
+    half = papers(Results((agreeing, less)))
+    assert half.short == ()
+    assert "So on 1 of 2 models" in " ".join(half.findings)
+
+
+def test_masks_that_are_better_than_a_plan_on_most_models_are_a_contradiction() -> None:
+    def model(name: str, *masks: float) -> ModelResults:
+        rows = [answers("dense", None, None)]
+        for w_max, found in enumerate(masks, start=16):
+            rows += [answers(arm, w_max, (by, by, by)) for arm, by in (("nr", -0.2), ("random(1)", found))]
+        return ModelResults(name, {"replay": quality_results.head("warm-replay") | {"arms": {}, "rows": rows}})
+
+    better, mixed, worse = model("a", -0.4, -0.2), model("b", -0.4, -0.1), model("c", -0.4, -0.1, 0.0)
+    (line,) = papers(Results((mixed, worse, model("d", -0.1)))).short
+    assert line.endswith(
+        "it is more often worse than better: on c better in 1, equal in 0 and worse in 2; on d better in 0, equal in 0 "
+        "and worse in 1."
+    )
+    assert papers(Results((better, mixed, worse))).short == ()
 
 
 def test_what_the_figures_do_not_tell_is_not_said() -> None:

@@ -107,15 +107,21 @@ def _random(model: ModelResults) -> str:
     found = controls(model)
     if not found:
         return ""
-    every = {arm_name(row) for row in model.rows(PROTOCOL) if kind(row) == CONTROL}
-    losing = {arm_name(row) for row in _losing(model.rows(PROTOCOL))}
-    parts = [f"{len(losing)} of {len(every)} random masks of as many units are worse than dense on some task"]
-    if losing:
+    parts = [_counted_masks([model])]
+    if _losing(model.rows(PROTOCOL)):
         parts.append(f", at most by {_worst_mask(model)}")
     if found[0].worse > 0:
         by = f"{brief(found[0].worse)} ({found[0].where}; sample sd {brief(found[0].deviation)})"
         parts.append(f". Their mean is worse than `nr` by up to {by}")
     return f"{model.name}: {''.join(parts)}."
+
+
+def _counted_masks(models: Sequence[ModelResults]) -> str:
+    """How many random masks of all models are told to lose."""
+    rows = [(model.name, row) for model in models for row in model.rows(PROTOCOL) if kind(row) == CONTROL]
+    every = {(name, arm_name(row)) for name, row in rows}
+    losing = {(name, arm_name(row)) for name, row in rows if verdict(row, row["metric"]) == "worse"}
+    return f"{len(losing)} of {len(every)} random masks of as many units are worse than dense on some task"
 
 
 def _worst_mask(model: ModelResults, *where: str) -> str:
@@ -149,7 +155,7 @@ def _short(models: Sequence[ModelResults]) -> Iterator[str]:
     losing = _losing([row for model in models for row in model.rows(PROTOCOL)])
     if losing:
         model, _ = _origin(models, losing[0])
-        yield f"Random masks of as many units are worse than dense by up to {_worst_mask(model, model.name)}."
+        yield f"{_counted_masks(models)}, at most by {_worst_mask(model, model.name)}."
 
 
 def _worst(rows: Rows) -> float:

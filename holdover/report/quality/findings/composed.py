@@ -47,6 +47,11 @@ class Rivals:
         """Whether exact composition is better in most pairs."""
         return 2 * self.count("better") > len(self.rows)
 
+    @property
+    def exact_loses(self) -> bool:
+        """Whether exact composition is worse in most pairs."""
+        return 2 * self.count("worse") > len(self.rows)
+
 
 def composed(results: Results) -> Part:
     """Which initial state is best, why exact composition is off, and what windows around seams do."""
@@ -117,19 +122,34 @@ def _lead(rows: Rows) -> Facts:
 def _states(facts: Facts, one: Rivals) -> str:
     counts = ", ".join(f"{SAID[said]} in {len(found)}" for said, found in sorted_out(one.rows, "kl").items())
     ratios = [row["ratio"] for row in one.rows]
-    same = [row for row in facts["rows"] if _cell(row) == _cell(one.lead)]
-    kept = [
-        f"{brief(row['mean'])} % ({interval(row['low'], row['high'], brief)}) with `{row['initialiser']}`"
-        for row in same
-        if row["metric"] == "percent of full"
-    ]
-    full = f", and of a full prefill's right answers are left {listed(kept)}" if kept else ""
     best, times = Counter(map(_lowest, _by_cell(facts, one))).most_common(1)[0]
     return (
         f"{one.name}: in {len(one.rows)} pairs of selector and r from {min(ratios):g} to {max(ratios):g} `exact` is, "
-        f"against `last`, {counts}: KL {difference(one.lead, 'kl', place(one.lead))}{full}. Of all states `{best}` has "
-        f"the lowest KL in {times} pairs."
+        f"against `last`, {counts}: KL {difference(one.lead, 'kl', place(one.lead))}{_kept(facts, one.lead)}. Of all "
+        f"states `{best}` has the lowest KL in {times} pairs."
     )
+
+
+def _kept(facts: Facts, lead: Facts) -> str:
+    """What every state leaves of a full prefill's right answers in one pair, and over the selectors at its budget."""
+    rows = [
+        row
+        for row in facts["rows"]
+        if row["metric"] == "percent of full" and (row["task"], row["ratio"]) == (lead["task"], lead["ratio"])
+    ]
+    parts = [
+        f"{brief(row['mean'])} % ({interval(row['low'], row['high'], brief)}{_spread(same)}) with `{state}`"
+        for state, same in grouped(rows, lambda row: str(row["initialiser"])).items()
+        for row in same
+        if row["selector"] == lead["selector"]
+    ]
+    return f", and with {place(lead)} of a full prefill's right answers are left {listed(parts)}" if parts else ""
+
+
+def _spread(rows: Rows) -> str:
+    """Means of several selectors, from least to most."""
+    means = [row["mean"] for row in rows]
+    return f"; over selectors {interval(min(means), max(means), brief)}" if len(means) > 1 else ""
 
 
 def _cell(row: Facts) -> tuple[object, ...]:

@@ -32,8 +32,9 @@ _INTRO = (
     "Made by `make report` from the same files as [the tables](index.md); no figure is typed. Brackets hold the 95 % "
     "interval, of speeds what the 10th and 90th percentiles of both times allow, and the number of instances. A "
     "difference whose interval holds zero is *not told apart*: the instances do not show one, which is no proof that "
-    "there is none. Arms are explained beside the tables; a cell is one arm at one W_max on one task. *In short* has "
-    "what contradicts the papers, then of every part the largest effect that is told apart."
+    "there is none; of so many cells about one interval in twenty misses by chance. KL of contexts composed of chunks "
+    "is of the first token of the answer. Arms are explained beside the tables; a cell is one arm at one W_max on one "
+    "task. *In short* has what contradicts the papers, then of every part the largest effect that is told apart."
 )
 
 

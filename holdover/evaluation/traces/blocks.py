@@ -83,7 +83,7 @@ def read_blocks(path: Path, *, context: int, block: int = BLOCK, limit: int | No
         HoldoverError: the file cannot be read, or none of its rows can be taken.
     """
     taken: list[BlockRequest] = []
-    skipped = too_long = 0
+    skipped = too_long = misfits = 0
     is_truncated, misfit = False, ""
     try:
         with path.open("rb") as lines:
@@ -96,7 +96,7 @@ def read_blocks(path: Path, *, context: int, block: int = BLOCK, limit: int | No
                     is_truncated = not line.endswith(b"\n")
                     skipped += not is_truncated
                 elif len(request.blocks) != -(-request.prompt // block):
-                    skipped += 1
+                    misfits += 1
                     misfit = misfit or f"row {number} has {len(request.blocks)} hashes for {request.prompt} tokens"
                 elif request.prompt + request.reply > context:
                     too_long += 1
@@ -104,13 +104,16 @@ def read_blocks(path: Path, *, context: int, block: int = BLOCK, limit: int | No
                     taken.append(request)
     except OSError as error:
         raise HoldoverError(f"trace {path} cannot be read: {error.strerror or error}") from None
+    hint = f"{misfit}, and blocks are taken to be {block} long: say --block"
+    if misfits > len(taken):
+        # by chance a short prompt has as many blocks of another length
+        raise HoldoverError(f"trace {path}: {misfits} rows do not have a hash a block; {hint}")
     if not taken:
         why = f"{skipped} rows are no requests, {too_long} are longer than a context of {context} tokens"
-        hint = f"; {misfit}, and blocks are taken to be {block} long: say --block" if misfit else ""
-        raise HoldoverError(f"trace {path} has no request that can be taken: {why}{hint}")
+        raise HoldoverError(f"trace {path} has no request that can be taken: {why}")
     if is_truncated:
         logger.warning("trace %s is cut off within its last row", path)
-    return BlockTrace(block, tuple(taken), skipped, too_long, is_truncated)
+    return BlockTrace(block, tuple(taken), skipped + misfits, too_long, is_truncated)
 
 
 def _request(line: bytes) -> BlockRequest | None:

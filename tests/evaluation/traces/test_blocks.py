@@ -140,3 +140,10 @@ def test_requests_do_not_meet_beyond_a_vocabulary() -> None:
     for first, second in pairwise(exchanges[::10]):
         assert shared(first.prompt, second.prompt) < 8
     assert all(shared(exchanges[0].prompt, one.prompt) == 0 for one in exchanges[1:10])
+
+
+def test_blocks_of_another_length_are_said_even_if_short_prompts_fit(tmp_path: Path) -> None:
+    rows = [row(5, 1, [1]), row(32, 1, [1, 2]), row(48, 1, [1, 2, 3])]
+    with pytest.raises(HoldoverError, match=r"2 rows .* row 2 has 2 hashes for 32 tokens, .* 8 long: say --block"):
+        read_blocks(written(tmp_path / "blocks.jsonl", *rows), context=100, block=8)
+    assert len(read_blocks(tmp_path / "blocks.jsonl", context=100, block=16).requests) == 3

@@ -49,7 +49,7 @@ def _growth(name: str, facts: Facts) -> str:
     parts = [f"KL grows, in nats a restore, by {listed(growing)}"] if growing else []
     parts += [f"it is not seen to grow with {listed(steady)}"] if steady else []
     parts += [f"beyond what one restore costs it grows by {listed(beyond)}"] if beyond else []
-    return f"{name}, {restores} restores in a row (n = {count}): {'; '.join(parts)}."
+    return f"{name}, {restores} restores in a row ({_instances(count)}): {'; '.join(parts)}."
 
 
 def _added(files: Files) -> Iterator[str]:
@@ -95,12 +95,17 @@ def _short(files: Files) -> Iterator[str]:
         name, arm, row = max(growing, key=lambda chain: chain[2]["excess"])
         yield (
             f"Lossy restores add up: over {row['restores']} in a row, KL beyond what one restore costs grows in "
-            f"{len(growing)} of {len(chains)} chains, at most by {_excess(row)} nats a restore ({name}, {arm}, n = "
-            f"{row['count']})."
+            f"{len(growing)} of {len(chains)} chains, at most by {_excess(row)} nats a restore ({name}, {arm}, "
+            f"{_instances(row['count'])})."
         )
     elif chains:
         every = counted(len(chains), "chain")
         yield f"Lossy restores are not seen to add up: KL grows beyond what one costs in none of {every}."
+
+
+def _instances(count: int) -> str:
+    """How many; resampling so few cannot say more than from which to which they are."""
+    return f"n = {count}" + (", brackets are their range" if count <= 3 else "")
 
 
 def _excess(row: Facts) -> str:

@@ -15,8 +15,9 @@ import sys
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import get_args
 
@@ -173,7 +174,7 @@ def main() -> int:
     settings = list(_settings(list(windows)))[: 3 if flags.quick else None]
     about: Row = {
         "trace": flags.trace.name,
-        "windows": {str(first): trace.digest for first, trace in windows.items()},
+        "windows": {str(first): _described(trace, flags.shorter) for first, trace in windows.items()},
         "scale": {name: getattr(flags, name) for name in ("shorter", "clients", "running")} | {"requests": requests},
     }
     kinds, found = _kept(flags.out, about) if flags.keep else ([], {})
@@ -197,9 +198,10 @@ def main() -> int:
 
 
 def _kept(path: Path, about: Row) -> tuple[list[Row], dict[Setting, Row]]:
-    """Kinds and rows of a file, if it is of the same work."""
+    """Kinds and rows of a file, if it is of the same work and code."""
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if any(found.get(name) != value for name, value in about.items()):
+    wanted = about | {"commit": common.commit()}
+    if any(found.get(name) != value for name, value in wanted.items()):
         return [], {}
     names = [field.name for field in fields(Setting)]
     return found["kinds"], {Setting(**{name: row[name] for name in names}): row for row in found["rows"]}
@@ -219,6 +221,25 @@ def _settings(windows: list[int]) -> Iterator[Setting]:
 def _window(path: Path, first: int, count: int) -> BlockTrace:
     trace = read_blocks(path, context=_CONTEXT, limit=first + count)
     return replace(trace, requests=trace.requests[first:])
+
+
+def _described(trace: BlockTrace, shorter: int) -> Row:
+    """What a window asks for, and how many other requests come between two turns of a conversation."""
+    waits = list(_waits(block_exchanges(_divided(trace, shorter), _VOCABULARY)))
+    return {
+        "digest": trace.digest,
+        "prompt_tokens": sum(one.prompt for one in trace.requests) / len(trace.requests),
+        "between_turns": common.spread(waits) if waits else None,
+    }
+
+
+def _waits(exchanges: Sequence[Exchange]) -> Iterator[int]:
+    """Requests between each one whose conversation goes on and the first that repeats its reply."""
+    for place, one in enumerate(exchanges, 1):
+        end, begins = len(one.prompt), one.reply[:1]
+        # no other request has this token here
+        later = (number for number, other in enumerate(exchanges[place:]) if other.prompt[end : end + 1] == begins)
+        yield from islice(later, 1)
 
 
 def _divided(trace: BlockTrace, by: int) -> BlockTrace:

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import serve_memory
 from benchmarks.common import ROOT, Row
-from benchmarks.serve_grid import Setup
+from benchmarks.serve_grid import ORDER, Setup
 from benchmarks.served import behind_port
 from holdover.arch.registry import layout_from_config
 from holdover.engine.engine import Engine
@@ -64,8 +64,7 @@ class Room:
             chunk_size=self.chunk_size,
             element=setup.element,
             refresh=setup.refresh,
-            # the paper's order
-            eviction="lru",
+            eviction=ORDER,
             # no arm has a log beside its states: all slots are checkpoints alike, as the paper's are
             decode="dense",
         )

@@ -7,10 +7,13 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from benchmarks.common import Row
+from holdover.prefix.eviction import Eviction
 from holdover.retention import Element, RefreshPolicy
 from holdover.retention.placement import PlacementMode
 
 Arm = Literal["dense", "nr", "wr"]
+# the paper's order, which every server has
+ORDER: Eviction = "lru"
 # runs of the main arms before anything else: what a short time leaves of a grid should still compare them
 _AT_ONCE = 2
 

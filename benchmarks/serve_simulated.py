@@ -1,4 +1,4 @@
-"""What `holdover simulate` predicts for measured servers, and for those of the paper's grid that were not measured."""
+"""What `holdover simulate` predicts for measured servers, and for those that were not measured."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks import common
 from benchmarks.common import Row
-from benchmarks.serve_grid import Arm, Setup, groups, setup_of
+from benchmarks.serve_grid import ORDER, Arm, Setup, groups, setup_of
 from benchmarks.serve_models import SHAPES, drawn_decay, word_tokenizer
 from benchmarks.serve_traces import PRESETS, RECORDING, frozen, words
 from holdover.arch.layout import ModelLayout
@@ -23,6 +23,7 @@ from holdover.evaluation.simulate.costs import Costs, ForwardCost
 from holdover.evaluation.simulate.simulate import Prediction, simulate
 from holdover.evaluation.traces.exchanges import Exchange
 from holdover.evaluation.traces.prompts import exchanges_of
+from holdover.prefix.eviction import Eviction
 from holdover.retention import RetentionPlan
 from holdover.retention.decay import ModelDecay, read_decay
 from holdover.weights.source import resolve
@@ -30,6 +31,8 @@ from holdover.weights.source import resolve
 # W_max of the paper's grid (App. C.3)
 WINDOWS = (16, 64, 128, 512)
 ARMS: tuple[Arm, ...] = ("nr", "wr")
+# budgets below the paper's, where other orders of eviction are simulated as well
+_SMALLER = (1 / 8, 1 / 4)
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Simulated:
     costs: Costs
     about: dict[str, Any]
 
-    def predict(self, setup: Setup) -> Prediction | None:
+    def predict(self, setup: Setup, eviction: Eviction = ORDER) -> Prediction | None:
         """One server; None where its budget is too small."""
         requests = self.about["trace"]["requests"]
         plan = None if setup.w_max is None else RetentionPlan.of(self.decay, setup.w_max)
@@ -62,7 +65,7 @@ class Simulated:
             plan=plan,
             element=setup.element,
             refresh=setup.refresh,
-            eviction="lru",
+            eviction=eviction,
             decode="dense",
         )
         clients = self.about["scale"]["clients"]
@@ -127,11 +130,19 @@ def predicted(rows: Sequence[Row], models: Sequence[dict[str, Any]]) -> list[Row
 
 
 def filled(rows: Sequence[Row], models: Sequence[dict[str, Any]]) -> list[Row]:
-    """Servers of the paper's grid that a call did not measure, simulated; every row says that it is."""
+    """What a call did not measure, simulated: the rest of the paper's grid, and other orders of eviction.
+
+    Every row says that it is simulated, and under which order.
+    """
     measured, jobs = groups(rows), []
     for about in (about for about in models if "costs" in about):
         made = simulated(about)
-        jobs += [partial(_filled, made, setup) for setup in _grid(about) if (setup, about["call"]) not in measured]
+        wanted = dict.fromkeys([*((setup, ORDER) for setup in _grid(about)), *_orders(about)])
+        jobs += [
+            partial(_filled, made, setup, eviction)
+            for setup, eviction in wanted
+            if eviction != ORDER or (setup, about["call"]) not in measured
+        ]
     found = []
     with common.progress("simulating the grid", len(jobs)) as advance:
         for job in jobs:
@@ -150,7 +161,16 @@ def _grid(about: dict[str, Any]) -> Iterator[Setup]:
             yield from (Setup(about["name"], arm, w_max, share, limit) for arm in ARMS)
 
 
-def _filled(made: Simulated, setup: Setup) -> list[Row]:
-    prediction = made.predict(setup)
-    about = {"call": made.about["call"], "simulated": True}
+def _orders(about: dict[str, Any]) -> Iterator[tuple[Setup, Eviction]]:
+    """The dense arm and the chosen one under every order of eviction, at smaller budgets as well."""
+    scale, orders = about["scale"], get_args(Eviction)
+    for share in sorted({*_SMALLER, *scale["shares"]}):
+        dense = Setup(about["name"], "dense", None, share, scale["limits"][0])
+        chosen = replace(dense, arm="nr", w_max=scale["windows"][0], element=scale["element"])
+        yield from ((setup, one) for setup in (dense, chosen) for one in orders)
+
+
+def _filled(made: Simulated, setup: Setup, eviction: Eviction) -> list[Row]:
+    prediction = made.predict(setup, eviction)
+    about = {"call": made.about["call"], "simulated": True, "eviction": eviction}
     return [] if prediction is None else [asdict(setup) | about | asdict(prediction)]

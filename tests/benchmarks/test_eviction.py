@@ -46,7 +46,13 @@ def test_orders_and_kinds_are_counted_and_kept(tmp_path: Path, monkeypatch: pyte
     assert kinds["all"]["hit"] == pytest.approx(wanted)
     assert [row["eviction"] for row in found["rows"]] == ["lru", "cost", "coverage"]
     assert all(row["hit"] == pytest.approx(wanted, abs=0.01) for row in found["rows"])
+    # the second turns come after one other request, and after two
+    assert found["windows"]["0"]["between_turns"]["value"] == pytest.approx(1.5)
+    assert found["windows"]["0"]["prompt_tokens"] == pytest.approx(18900 / 5)
     monkeypatch.setattr(eviction, "simulate", None)
     run(monkeypatch, *flags, "--keep")
     again = json.loads(out.read_text())
     assert (again["rows"], again["kinds"]) == (found["rows"], found["kinds"])
+    about = {name: found[name] for name in ("trace", "windows", "scale")}
+    monkeypatch.setattr("benchmarks.common.commit", lambda: "another")
+    assert eviction._kept(out, about) == ([], {})

@@ -90,6 +90,14 @@ def test_a_grid_names_every_run_once_and_shards_share_it_out() -> None:
     assert {setup.placement for setup, _ in grids.placements("m", SCALE, 2)} == {"off", "storage", "hybrid"}
 
 
+def test_both_arms_are_simulated_under_every_order_at_smaller_budgets_too() -> None:
+    wanted = list(simulated._orders({"name": "m", "scale": SCALE.facts() | {"element": "int8"}}))
+    assert len(set(wanted)) == len(wanted) == 2 * 3 * len(shares := {1 / 8, 1 / 4, 1 / 2})
+    assert {setup.share for setup, _ in wanted} == shares
+    points = {(setup.arm, setup.w_max, setup.element, setup.server_limit) for setup, _ in wanted}
+    assert points == {("dense", None, "full", 32), ("nr", 16, "int8", 32)}
+
+
 def test_an_arm_beyond_its_budget_fails() -> None:
     row = {"arm": "nr", "pool_bytes": {"state": 60, "compressed": 30, "staging": 10, "kv": 500}}
     assert memory.check(row, 100, {})["bytes"] == {"native": 60, "compressed": 30, "staging": 10}

@@ -31,7 +31,7 @@ from holdover.weights.source import resolve
 # W_max of the paper's grid (App. C.3)
 WINDOWS = (16, 64, 128, 512)
 ARMS: tuple[Arm, ...] = ("nr", "wr")
-# budgets below the paper's, where other orders of eviction are simulated as well
+# budgets below those that are measured, for other orders of eviction
 _SMALLER = (1 / 8, 1 / 4)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import zip_longest
+from types import SimpleNamespace
 
 import pytest
 
@@ -139,7 +140,7 @@ def test_chat_without_a_template_is_refused(engine: Engine) -> None:
     def refuse(*_, **__):
         raise RequestError("no template", param="messages")
 
-    engine.loaded.tokenizer.render = refuse
+    engine.loaded.tokenizer.sharing = lambda: SimpleNamespace(render=refuse)
     with pytest.raises(RequestError, match="no template"):
         engine.chat([{"role": "user", "content": "x"}], FOUR)
 
@@ -149,7 +150,7 @@ def test_chat_keeps_the_state_at_the_boundary(engine: Engine) -> None:
         # replies are rendered in another way than they were generated
         return [token for m in messages for token in ([1, 2, 3] if m["role"] == "user" else [7])] + [6]
 
-    engine.loaded.tokenizer.render = render
+    engine.loaded.tokenizer.sharing = lambda: SimpleNamespace(render=render)
     first = [{"role": "user", "content": "x"}]
     assert engine.chat(first, FOUR).cache.state_depth == 0
     output = engine.chat([*first, {"role": "assistant", "content": "y"}, *first], FOUR)

@@ -62,9 +62,9 @@ def test_use_cache_false_takes_and_leaves_nothing(server: Live) -> None:
 
 def test_evicted_state_is_named(server: Live) -> None:
     server.complete(LONG)
-    # more prompts than there are slots: the first one's states go, its rows may stay
+    # as many prompts of its length as there are slots: the first one's states go, its rows may stay
     for number in range(server.on_engine(lambda core: core.cache.tiers.native.pool.num_slots)):
-        server.complete(f"{number} cats", max_tokens=1)
+        server.complete(f"{number} {LONG}", max_tokens=1)
     answer = server.complete(LONG)
     assert cached(answer) == 0
     assert "but no checkpoint of the state" in reason(answer)

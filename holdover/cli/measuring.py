@@ -17,6 +17,7 @@ from rich.table import Table as RichTable
 from holdover import __version__
 from holdover.cli import loading
 from holdover.errors import ConfigError
+from holdover.files import replacing
 from holdover.report.tables import Table
 
 if TYPE_CHECKING:
@@ -95,13 +96,9 @@ def write(path: Path, facts: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        try:
+        with replacing(path) as temporary:
             temporary.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written: {error.strerror or error}; the work beside it is kept, so --resume writes it"

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from holdover.errors import PlanError
+from holdover.files import replacing
 from holdover.retention.plan import RetentionPlan
 from holdover.retention.quality import OperatingPoint, QualityGate
 
@@ -147,16 +148,11 @@ def _damaged(path: Path) -> PlanError:
 
 def _replace(path: Path, data: bytes) -> None:
     """Put ``data`` at ``path`` so that at any time a reader finds the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise PlanError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -14,7 +14,7 @@ NAME = "holdover"
 
 # bottom to top; a package may import those in rows below its own, and none beside it
 ROWS = (
-    ("errors",),
+    ("errors", "files"),
     ("arch", "weights"),
     ("ops",),
     ("state",),

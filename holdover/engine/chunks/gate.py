@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from holdover.chunks import ChunkOptions
 from holdover.engine.chunks.request import SEAMS, Window
 from holdover.engine.chunks.settings import ChunkSettings
 from holdover.errors import GateError
+from holdover.files import replacing
 from holdover.retention.plan_file import BESIDE, user_plans
 
 if TYPE_CHECKING:
@@ -226,14 +226,10 @@ def write_gate(gate: ChunkGate, path: Path) -> None:
     """
     fields = json.loads(json.dumps(asdict(gate)))
     whole = {"format": _FORMAT, "version": VERSION, "gate": fields, "checksum": _checksum(fields)}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with replacing(path) as temporary:
             temporary.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise GateError(
             f"{path} cannot be written ({error.strerror or error}): choose another file with -o; one that is found by "

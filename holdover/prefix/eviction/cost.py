@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from holdover.prefix.eviction.ranked import Ranked
 from holdover.prefix.eviction.standing import standing_of
-from holdover.store import LRU, Checkpoint
+from holdover.store import Checkpoint
 
 
-class CostAware(LRU[Checkpoint]):
+class CostAware(Ranked):
     """The first to go promises the least: tokens saved × branches ÷ age; the least recently used of equals.
 
     Saved are the tokens between a checkpoint and the next one above, which a hit computes without it (Marconi's
@@ -19,16 +18,7 @@ class CostAware(LRU[Checkpoint]):
     twice as long until somebody does.
     """
 
-    def oldest(self, may_go: Callable[[Checkpoint], bool]) -> Checkpoint | None:
-        """First to go of those that ``may_go``, or None. O(checkpoints and the nodes below them)."""
-        first, least = None, 0.0
-        for age, checkpoint in zip(range(len(self), 0, -1), self, strict=True):
-            if not may_go(checkpoint):
-                continue
-            above, branches = standing_of(checkpoint)
-            promise = (checkpoint.header.depth - above) * branches / age
-            if first is None or promise < least:
-                first, least = checkpoint, promise
-            if not promise:
-                break
-        return first
+    def worth(self, checkpoint: Checkpoint, age: int) -> float:
+        """Its promise."""
+        above, branches = standing_of(checkpoint)
+        return (checkpoint.header.depth - above) * branches / age

@@ -15,12 +15,11 @@ from benchmarks.data.make_article_trace import ASK, articles
 from holdover.engine.hf.tokenizer import Tokenizer
 from holdover.evaluation.traces import Conversation, Turn, build
 from holdover.evaluation.traces.build import Preset, build_trace
-from holdover.evaluation.traces.sources import open_recordings
+from holdover.evaluation.traces.sources import BUNDLED, open_recordings
 from holdover.evaluation.traces.trace import Trace
 
-DATA = Path(__file__).parent / "data"
-RECORDING = DATA / "article_trace.json"
-TEXT = DATA / "held_out.txt"
+RECORDING = BUNDLED
+TEXT = Path(__file__).parent / "data" / "held_out.txt"
 SOURCE = "paragraphs of held_out.txt in drawn orders"
 # 64 of the paper's 256 conversations; what its recordings' replies are is not printed
 PASTED = Preset("pasted", conversations=64, turns=4, shortest=1024, longest=8192, context=16384, reply=1024)

@@ -1,4 +1,4 @@
-"""``holdover bench serve``: put a frozen trace to a running server and measure what its clients see."""
+"""``holdover bench serve``: put conversations to a running server and measure what its clients see."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from holdover.cli import measuring
 from holdover.cli.errors import Debug
-from holdover.errors import EndpointError
+from holdover.cli.workload import workload
+from holdover.errors import ConfigError, EndpointError
 from holdover.report.tables import Table
 
 if TYPE_CHECKING:
     from holdover.evaluation.serve.counters import Counters
     from holdover.evaluation.serve.drive import Load, Measured
-    from holdover.evaluation.serve.endpoint import Endpoint
+    from holdover.evaluation.serve.endpoint import Endpoint, Served
     from holdover.evaluation.serve.summary import Summary
     from holdover.evaluation.traces.trace import Trace
 
@@ -34,8 +35,19 @@ def _commands() -> None:
 
 @bench.command("serve")
 def serve(
-    url: Annotated[str, typer.Argument(help="Root of an OpenAI-compatible server, such as http://127.0.0.1:8000.")],
-    trace: Annotated[Path, typer.Option(help="Frozen trace, as holdover trace writes it.")],
+    url: Annotated[str, typer.Argument(help="Root of an OpenAI-compatible server.")] = "http://127.0.0.1:8000",
+    trace: Annotated[Path | None, typer.Option(help="Frozen trace, as holdover trace writes it.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Instead of a trace, freeze conversations now: small, tiny or paper; small if neither."),
+    ] = None,
+    recording: Annotated[
+        Path | None, typer.Option(help="Those conversations, as holdover trace takes them; bundled ones if unset.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Model whose tokenizer counts them; what is served, if it is bundled."),
+    ] = None,
     clients: Annotated[int, typer.Option(min=1, help="Conversations under way at a time.")] = 16,
     seeds: Annotated[str | None, typer.Option(help="Runs to make, with commas; the trace's own if unset.")] = None,
     model: Annotated[str | None, typer.Option(help="Name that the server knows the model by; its first if unset.")] = (
@@ -61,13 +73,14 @@ def serve(
 
     Means and 95th percentiles are over all requests of a run, hits and misses; then over runs.
     """
-    from holdover.evaluation.traces.trace import read_trace
-
-    frozen = read_trace(trace)
-    runs = frozen.seeds if seeds is None else tuple(measuring.numbers(seeds, "--seeds"))
-    results = Results(frozen, url, arm, clients, server_limit)
+    work = workload(trace, preset, recording, tokenizer)
+    wanted = None if seeds is None else tuple(measuring.numbers(seeds, "--seeds"))
+    served = asyncio.run(_served(url, model, api_key, stall))
+    frozen = work.trace(served.name)
+    _check_context(frozen, served)
+    results = Results(frozen, url, arm, clients, server_limit, served.name)
     failure = asyncio.run(
-        _measure(results, runs, model, temperature, ignore_eos, flush=flush, stall=stall, key=api_key)
+        _measure(results, wanted or frozen.seeds, temperature, ignore_eos, flush=flush, stall=stall, key=api_key)
     )
     facts = results.facts(failure)
     if output is not None:
@@ -123,7 +136,7 @@ class Results:
     arm: str
     clients: int
     server_limit: int | None
-    model: str = ""
+    model: str
     runs: list[Run] = field(default_factory=list)
 
     def facts(self, failure: EndpointError | None) -> dict[str, Any]:
@@ -174,10 +187,30 @@ class Results:
         return mean_of([_summary(run) for run in self.runs]) if self.runs else None
 
 
+async def _served(url: str, model: str | None, key: str | None, stall: float) -> Served:
+    """The model of that name, of which nothing is asked; the server's first one if None."""
+    from holdover.evaluation.serve.endpoint import Served, connect
+
+    if model is not None:
+        return Served(model)
+    async with connect(url, key=key, clients=1, stall=stall) as endpoint:
+        return await endpoint.model()
+
+
+def _check_context(trace: Trace, served: Served) -> None:
+    """Refuse now what the server would refuse in the middle of a run."""
+    turns = [turn for dialogue in trace.dialogues for turn in dialogue.turns]
+    longest = max((turn.prompt_tokens + turn.max_tokens for turn in turns), default=0)
+    if served.context is not None and longest > served.context:
+        raise ConfigError(
+            f"a request takes up to {longest:,} tokens with its reply, but {served.name} is served with a context of "
+            f"{served.context:,}: take a smaller --preset, or serve it with a longer one"
+        )
+
+
 async def _measure(
     results: Results,
     seeds: Sequence[int],
-    model: str | None,
     temperature: float,
     ignore_eos: bool,
     *,
@@ -190,7 +223,6 @@ async def _measure(
     from holdover.evaluation.serve.endpoint import connect
 
     async with connect(results.url, key=key, clients=results.clients, stall=stall) as endpoint:
-        results.model = await endpoint.model() if model is None else model
         load = Load(results.model, results.clients, temperature, ignore_eos)
         err = measuring.console()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

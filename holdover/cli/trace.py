@@ -9,7 +9,7 @@ import typer
 
 from holdover.cli import loading, measuring
 from holdover.cli.errors import Debug
-from holdover.errors import ConfigError
+from holdover.cli.freezing import PRESET, SEEDS, freeze, preset_named
 
 
 def trace(
@@ -20,8 +20,8 @@ def trace(
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write, a JSON object a line.")],
     preset: Annotated[
         str, typer.Option(help="Scale: paper (16k context), small (4k) or tiny (1k), each with four exchanges.")
-    ] = "small",
-    seeds: Annotated[str, typer.Option(help="Seeds of a benchmark's runs, with commas.")] = "1,2,3,4,5",
+    ] = PRESET,
+    seeds: Annotated[str, typer.Option(help="Seeds of a benchmark's runs, with commas.")] = SEEDS,
     aiperf: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the first run for AIPerf, as multi_turn.")
     ] = None,
@@ -34,28 +34,12 @@ def trace(
     template. The file holds their texts.
     """
     runs = tuple(measuring.numbers(seeds, "--seeds"))
-    from holdover.engine.hf.tokenizer import Tokenizer
     from holdover.evaluation.traces.aiperf import write_aiperf
-    from holdover.evaluation.traces.build import PRESETS, Tally, build_trace
-    from holdover.evaluation.traces.sources import open_recordings
     from holdover.evaluation.traces.trace import write_trace
-    from holdover.weights.source import resolve
+    from holdover.weights.source import tokenizer_folder
 
-    if preset not in PRESETS:
-        raise ConfigError(f"--preset is {preset!r}; wanted one of {', '.join(PRESETS)}")
-    wanted, tally = PRESETS[preset], Tally()
-    tokenizer, recordings = Tokenizer(resolve(model).path), open_recordings(recording)
-    with loading.progress(measuring.console(), f"reading {recording}"):
-        made = build_trace(
-            recordings,
-            wanted,
-            tokenizer,
-            tokenizer.end_tokens,
-            model=model,
-            source=recording.name,
-            seeds=runs,
-            tally=tally,
-        )
+    frozen = freeze(recording, preset_named(preset), model, tokenizer_folder(model), runs)
+    made, tally = frozen.trace, frozen.tally
     write_trace(made, output)
     if aiperf is not None:
         write_aiperf(made, aiperf, seed=runs[0], temperature=temperature)
@@ -65,10 +49,10 @@ def trace(
         f"wrote {output}: {found} conversations, {made.num_requests} requests, digest {made.digest}",
         f"prompts of {min(prompts):,} to {max(prompts):,} tokens, {sum(prompts):,} in all",
         f"passed over {tally.read - found} of {tally.read}: {tally.shape} with too few exchanges, {tally.length} too "
-        f"short or too long, {tally.refused} refused by the template; {recordings.skipped} entries were malformed",
+        f"short or too long, {tally.refused} refused by the template; {frozen.malformed} entries were malformed",
     ]
-    if found < wanted.conversations:
-        lines.append(f"warning: {recording} has only {found} of {wanted.conversations} conversations that fit")
+    if frozen.shortage is not None:
+        lines.append(f"warning: {frozen.shortage}")
     typer.echo("\n".join(lines))
 
 

@@ -19,10 +19,11 @@ from holdover.weights.files import (
 from holdover.weights.hub import download, is_offline, open_hub
 from holdover.weights.remote import is_url, load_url_config, open_url
 
-__all__ = ["ModelFiles", "load_config", "open_files", "read_config", "resolve"]
+__all__ = ["ModelFiles", "load_config", "open_files", "read_config", "resolve", "tokenizer_folder"]
 
-# what a snapshot needs: configuration, index, weights, tokenizer and chat template
-_HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+# what a snapshot needs: configuration, index, tokenizer and chat template, and the weights
+_TOKENIZER_PATTERNS = ["*.json", "*.jinja", "*.txt", "*.model"]
+_HUB_PATTERNS = [*_TOKENIZER_PATTERNS, "*.safetensors"]
 # copies of the same weights in their makers' own formats
 _HUB_IGNORED = ["original/*", "consolidated*"]
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -43,6 +44,21 @@ def resolve(model: str) -> ModelFiles:
     patterns = {"allow_patterns": _HUB_PATTERNS, "ignore_patterns": _HUB_IGNORED}
     snapshot = Path(download("snapshot_download", model, **patterns))
     return _files_in(snapshot, snapshot.name)
+
+
+def tokenizer_folder(model: str) -> Path:
+    """Directory with the tokenizer of ``model``, as `resolve` finds it; of a hub model no weights are downloaded.
+
+    Raises:
+        WeightsError: there is no such model.
+    """
+    if is_url(model):
+        raise WeightsError(f"{model} is an address, of which only headers and ranges are read: download its tokenizer")
+    path = _local_path(model)
+    if path.is_dir():
+        return path
+    patterns = {"allow_patterns": _TOKENIZER_PATTERNS, "ignore_patterns": _HUB_IGNORED}
+    return Path(download("snapshot_download", model, **patterns))
 
 
 def open_files(model: str) -> ModelFiles:

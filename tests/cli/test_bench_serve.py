@@ -15,7 +15,9 @@ import pytest
 from holdover.engine.hf.tokenizer import Tokenizer
 from holdover.evaluation.traces import Conversation, Turn
 from holdover.evaluation.traces.build import Preset, build_trace
+from holdover.evaluation.traces.sources import BUNDLED
 from holdover.evaluation.traces.trace import write_trace
+from holdover.weights.bundled import DEFAULT_MODEL, bundled_path
 from tests.cli.run import error_line, invoke
 from tests.server.live import Live, running
 
@@ -210,6 +212,89 @@ def test_a_server_that_is_not_there_is_named(trace: Path, tmp_path: Path) -> Non
     ran = invoke("bench", "serve", url, "--trace", str(trace))
     assert ran.exit_code == 2
     assert f"{url}/v1/models cannot be reached" in error_line(ran.stderr)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two short conversations of the bundled recording."""
+    short = [one for one in json.loads(BUNDLED.read_text(encoding="utf-8")) if "-short-" in one["id"]]
+    path = tmp_path_factory.mktemp("recording") / "recorded.json"
+    path.write_text(json.dumps(short[:2]))
+    return path
+
+
+def freeze(url: str, recording: Path, output: Path, *flags: str) -> tuple[Any, dict[str, Any]]:
+    given = ("--preset", "tiny", "--recording", str(recording), "--seeds", "1", "--clients", "2")
+    ran = invoke("bench", "serve", url, *given, "-o", str(output), *flags)
+    assert ran.exit_code == 0, ran.output
+    return ran, json.loads(output.read_text())
+
+
+def test_a_recording_is_frozen_for_the_bundled_model_that_is_served(recording: Path, tmp_path: Path) -> None:
+    path = bundled_path(DEFAULT_MODEL)
+    assert path is not None
+    with running(path, max_running=2, state_budget=2**24, kv_budget=2**23, poison=False) as live:
+        ran, facts = freeze(live.url, recording, tmp_path / "out.json")
+    assert facts["complete"]
+    assert facts["preset"] == "tiny"
+    assert len(facts["requests"]) == 2 * 4
+    assert [one["is_as_frozen"] for one in facts["requests"] if one["turn"] == 0] == [True, True]
+    assert f"warning: {recording} has only 2 of 24 conversations that fit" in ran.stderr
+    # the same work as that of a trace in a file
+    frozen = invoke("trace", str(recording), DEFAULT_MODEL, "--preset", "tiny", "-o", str(tmp_path / "trace.jsonl"))
+    assert f"digest {facts['trace']}" in frozen.stdout
+
+
+def test_prompts_are_counted_by_the_tokenizer_that_is_named(server: Live, model: Path, tmp_path: Path) -> None:
+    # words that this model has tokens for: others would not fit
+    said = [{"from": ("human", "gpt")[n % 2], "value": "the cat sat on the mat " * 12 + str(n)} for n in range(8)]
+    (tmp_path / "recorded.json").write_text(json.dumps([{"id": "c", "conversations": said}]))
+    ran, facts = freeze(server.url, tmp_path / "recorded.json", tmp_path / "out.json", "--tokenizer", str(model))
+    assert [one["is_as_frozen"] for one in facts["requests"] if one["turn"] == 0] == [True]
+    assert "first prompts have other lengths" not in ran.stderr
+
+
+def test_without_flags_the_bundled_recording_is_sent_at_the_small_scale(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    ran = invoke("bench", "serve", url, "--model", DEFAULT_MODEL, "-o", str(tmp_path / "out.json"))
+    assert "cannot be reached" in error_line(ran.stderr)
+    facts = json.loads((tmp_path / "out.json").read_text())
+    # that of the published results
+    assert (facts["preset"], facts["trace"]) == ("small", "7c7bba2d893c5045")
+
+
+def test_a_model_of_unknown_tokenizer_is_not_looked_for(tmp_path: Path) -> None:
+    ran = invoke("bench", "serve", "--model", str(tmp_path), "--preset", "tiny")
+    assert ran.exit_code == 2
+    assert f"calls its model '{tmp_path}'" in error_line(ran.stderr)
+    assert "--tokenizer MODEL" in error_line(ran.stderr)
+
+
+def test_requests_longer_than_the_servers_context_are_not_begun(server: Live, tmp_path: Path) -> None:
+    ran = invoke("bench", "serve", server.url, "-o", str(tmp_path / "out.json"))
+    assert ran.exit_code == 2
+    assert "is served with a context of 1,024" in error_line(ran.stderr)
+    assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--trace", "t", "--preset", "tiny"), "--trace is frozen already: pass either it or --preset"),
+        (("--trace", "t", "--recording", "r", "--tokenizer", "m"), "pass either it or --recording and --tokenizer"),
+        (("--recording", "r"), "--recording needs the scale"),
+        (("--preset", "huge"), "wanted one of paper, small, tiny"),
+        (("--preset", "tiny", "--seeds", "x"), "--seeds is 'x'"),
+        (("--preset", "tiny", "--recording", "missing.json"), "trace missing.json cannot be read"),
+        (("--preset", "tiny", "--recording", __file__), "is not ShareGPT JSON"),
+        (("--preset", "tiny", "--tokenizer", "http://somewhere/model"), "is an address"),
+    ],
+)
+def test_flags_that_cannot_be_followed(flags: tuple[str, ...], said: str) -> None:
+    ran = invoke("bench", "serve", "--model", DEFAULT_MODEL, *flags)
+    assert ran.exit_code == 2
+    assert said in error_line(ran.stderr)
 
 
 def test_an_address_without_a_scheme_is_refused(trace: Path) -> None:

@@ -102,6 +102,8 @@ def test_wheel_holds_the_package_and_the_models(wheel: Path) -> None:
     assert {name: size for name, size in inside.items() if ".dist-info/" not in name} == wanted
     # what is compiled where it is installed
     assert {"recurrence.c", "lanes.h"} <= {Path(name).name for name in inside if "/ops/native/source/" in name}
+    recording = "holdover/evaluation/traces/data/article_trace"
+    assert {f"{recording}.json", f"{recording}.NOTICE"} <= set(inside)
     names = {Path(name).name for name in inside if name.startswith(f"holdover/assets/models/{BUNDLED}/")}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
     bundled = [size for name, size in inside.items() if name.startswith(f"holdover/assets/models/{BUNDLED}/")]
@@ -137,6 +139,14 @@ def test_inspect_bundled_model(environment: Path, tmp_path: Path) -> None:
     report = json.loads(run(environment / "bin" / "holdover", "inspect", BUNDLED, "--json", cwd=tmp_path))
     assert report["model"] == BUNDLED
     assert report["bytes"]["temporal"] > 0
+
+
+def test_bundled_recording_is_read(environment: Path, tmp_path: Path) -> None:
+    command = [environment / "bin" / "holdover", "trace"]
+    code = "from holdover.evaluation.traces.sources import BUNDLED; print(BUNDLED)"
+    recording = run(environment / "bin" / "python", "-c", code, cwd=tmp_path).strip()
+    said = run(*command, recording, BUNDLED, "--preset", "tiny", "-o", tmp_path / "trace.jsonl", cwd=tmp_path)
+    assert "24 conversations" in said
 
 
 def test_generate_with_bundled_model(environment: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 
 from holdover.errors import ConfigError, WeightsError
-from holdover.weights.source import load_config, resolve
+from holdover.weights.source import load_config, resolve, tokenizer_folder
 from tests.weights.conftest import CONFIG, INDEX
 
 
@@ -154,6 +154,9 @@ def test_from_the_hub(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     assert asked["repo_id"] == "who/what"
     assert "*.safetensors" in asked["allow_patterns"]
     assert not any("bin" in pattern for pattern in asked["allow_patterns"])
+    assert tokenizer_folder("who/what") == snapshot
+    assert {"*.json", "*.jinja"} <= set(asked["allow_patterns"])
+    assert "*.safetensors" not in asked["allow_patterns"]
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo_id, filename: str(snapshot / filename))
     assert load_config("who/what") == CONFIG
 

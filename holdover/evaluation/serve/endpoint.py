@@ -18,6 +18,19 @@ _CONNECT = 10.0
 
 
 @dataclass(frozen=True)
+class Served:
+    """A model that a server offers.
+
+    Attributes:
+        name: what the server calls it.
+        context: tokens of its longest sequence; None if the server does not say.
+    """
+
+    name: str
+    context: int | None = None
+
+
+@dataclass(frozen=True)
 class Answer:
     """One streamed reply.
 
@@ -52,8 +65,8 @@ class Endpoint:
         self._url = url
         self._stall = stall
 
-    async def model(self) -> str:
-        """Name of the first model that it serves.
+    async def model(self) -> Served:
+        """The first model that it serves.
 
         Raises:
             EndpointError: it does not say.
@@ -62,8 +75,10 @@ class Endpoint:
             response = await self._http.get("/v1/models")
             self._check(response.status_code, response.content)
             try:
-                return str(response.json()["data"][0]["id"])
-            except (ValueError, LookupError, TypeError):
+                found = response.json()["data"][0]
+                context = found.get("max_model_len")
+                return Served(str(found["id"]), context if isinstance(context, int) else None)
+            except (ValueError, LookupError, TypeError, AttributeError):
                 raise EndpointError(f"{self._url}/v1/models lists no model: name one with --model") from None
 
     async def metrics(self) -> str | None:

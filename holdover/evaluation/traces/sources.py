@@ -1,4 +1,4 @@
-"""Which reader a file of recorded conversations needs."""
+"""Which reader a file of recorded conversations needs, and the recording that comes with Holdover."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 from holdover.evaluation.traces.reader import Reader
 from holdover.evaluation.traces.sharegpt import load_sharegpt
 from holdover.evaluation.traces.wildchat import WildChatReader
+
+# Wikipedia's articles pasted into messages: no people's conversations (`article_trace.NOTICE` beside it)
+BUNDLED = Path(__file__).parent / "data" / "article_trace.json"
 
 
 def open_recordings(path: str | Path) -> Reader:

@@ -11,7 +11,10 @@ from holdover.evaluation.traces.trace import Dialogue, Trace, sampling_seed
 
 
 def write_aiperf(trace: Trace, path: Path, *, seed: int, temperature: float) -> None:
-    """Write one run of a trace.
+    """Write one run of a trace, a conversation a line, for AIPerf's chat endpoint.
+
+    AIPerf 0.13 refuses the file where a system message is empty, and leaves an empty reply of the model out of the
+    history.
 
     Args:
         trace: the trace.
@@ -26,8 +29,9 @@ def write_aiperf(trace: Trace, path: Path, *, seed: int, temperature: float) -> 
 
 
 def _turns(dialogue: Dialogue, seed: int, temperature: float) -> Iterator[dict[str, Any]]:
-    # a leading turn of a system message is put in front of every request
+    # a leading turn of a system message, with nothing but its text, is put in front of every request
     yield from ({"role": message["role"], "text": message["content"]} for message in dialogue.opening())
     for number, turn in enumerate(dialogue.turns):
         drawn = {"seed": sampling_seed(seed, dialogue.id, number), "temperature": temperature, "ignore_eos": True}
-        yield {"text": turn.text, "output_length": turn.max_tokens, "extra": drawn}
+        # recorded questions may be empty: "text" must not be, one of "texts" may
+        yield {"texts": [turn.text], "output_length": turn.max_tokens, "extra": drawn}

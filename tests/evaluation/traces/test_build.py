@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -132,14 +133,17 @@ def test_seeds_differ_by_run_conversation_and_turn() -> None:
 
 
 def test_aiperf_gets_the_same_requests(tmp_path: Path) -> None:
-    trace = build(GOOD, WITH_SYSTEM)
+    no_question = conversation("no question", "q" * 20, "a", "", "b")
+    trace = build(GOOD, WITH_SYSTEM, no_question, preset=replace(SCALE, conversations=3))
     write_aiperf(trace, tmp_path / "aiperf.jsonl", seed=2, temperature=0.5)
-    good, system = (json.loads(line) for line in (tmp_path / "aiperf.jsonl").read_text().splitlines())
+    good, system, unasked = (json.loads(line) for line in (tmp_path / "aiperf.jsonl").read_text().splitlines())
     assert good["session_id"] == "good"
     wanted = {"seed": sampling_seed(2, "good", 1), "temperature": 0.5, "ignore_eos": True}
-    assert good["turns"][1] == {"text": "more", "output_length": 8, "extra": wanted}
+    assert good["turns"][1] == {"texts": ["more"], "output_length": 8, "extra": wanted}
     assert system["turns"][0] == {"role": "system", "text": "be"}
     assert len(system["turns"]) == 3
+    # AIPerf takes no empty "text"
+    assert unasked["turns"][1]["texts"] == [""]
 
 
 def test_the_article_trace_is_that_of_its_script() -> None:

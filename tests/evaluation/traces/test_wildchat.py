@@ -18,7 +18,7 @@ from holdover.evaluation.traces.wildchat import WildChatReader
 def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ConfigError, match=r"holdover\[bench\]"):
+    with pytest.raises(ConfigError, match=r"holdover\[wildchat\]"):
         WildChatReader(tmp_path / "train.parquet")
 
 

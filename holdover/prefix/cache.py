@@ -16,20 +16,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
-from holdover.errors import CapacityError, CheckpointMismatchError, OwnershipError
+from holdover.errors import CheckpointMismatchError, OwnershipError
 from holdover.prefix import tree
-from holdover.prefix.eviction.standing import standing_at
 from holdover.prefix.hold import Hold, Match, Opened
 from holdover.prefix.pins import Pins
 from holdover.prefix.rows import TreeRows
-from holdover.prefix.tree import Node, Root, Walk
+from holdover.prefix.states import TreeStates
+from holdover.prefix.tree import Root
 from holdover.state import Lineage
 from holdover.state.key import chain_of
-from holdover.store import Checkpoint, KVPool, LeaseState, SlotLease, StateTiers
+from holdover.store import Checkpoint, KVPool, StateTiers
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +50,7 @@ class PrefixCache:
         self.rows = TreeRows(kv, tiers, self.counters)
         self.roots = self.rows.roots
         self.pins = Pins(self.rows, tiers)
+        self._states = TreeStates(self.rows, tiers)
 
     def match(self, namespace: bytes, tokens: Sequence[int], *, max_losses: int | None = None) -> Match:
         """Deepest point at which a sequence of ``tokens`` can resume. Mutates nothing. O(len(tokens)).
@@ -102,7 +102,7 @@ class PrefixCache:
         checkpoint = match.node.checkpoint if match.node is not None else None
         is_dropped = match.node is not None and checkpoint is not None and not checkpoint.pins
         if match.node is not None and is_dropped:
-            self._drop_state(match.node)
+            self._states.drop(match.node)
         # what is pinned cannot be dropped, so it is passed over
         return self.open(namespace, tokens, reuse=is_dropped, max_losses=max_losses)
 
@@ -158,11 +158,11 @@ class PrefixCache:
             raise OwnershipError("a KV row given to the cache is not in use, or named twice")
         if checkpoint is not None:
             self.tiers.verify(checkpoint, chain_of(root.namespace, tokens))
-        node = self._insert(root, found, hold, tokens, rows)
+        node = self.rows.insert(root, found, hold, tokens, rows)
         hold.move(node)
         self.rows.touch(node)
         if checkpoint is not None:
-            self._attach(node, checkpoint, dense=dense)
+            self._states.attach(node, checkpoint, dense=dense)
         return hold.rows()
 
     def has_state(self, namespace: bytes, tokens: Sequence[int], lineage: Lineage) -> bool:
@@ -190,100 +190,12 @@ class PrefixCache:
         node = match.node or self.roots.setdefault(namespace, Root(namespace))
         hold = Hold(node, match.lineage)
         try:
-            lease = self._live_slot(node, namespace, tokens, match.lineage)
+            lease = self._states.lease(node, namespace, tokens, match.lineage)
         except BaseException:
             self.release(hold)
             raise
         # only the state that was consumed is refreshed: touching its ancestors' states too would keep every
         # checkpoint of a shared prefix alive and push out those that are used
-        if match.node is not None and match.node.checkpoint is not None:
-            self.tiers.order.touch(match.node.checkpoint)
-            match.node.checkpoint.hits += 1
+        self._states.use(node)
         self.rows.touch(node)
         return Opened(hold, lease, match)
-
-    def _live_slot(self, node: Node, namespace: bytes, tokens: Sequence[int], lineage: Lineage) -> SlotLease:
-        """Lease a live slot holding the state at ``node``."""
-        checkpoint, pool = node.checkpoint, self.tiers.native.pool
-        if checkpoint is None:
-            lease = self.tiers.acquire(LeaseState.LIVE)
-            try:
-                pool.reset(lease.slot, namespace)
-            except BaseException:
-                lease.release()
-                raise
-            return lease
-        expect = chain_of(namespace, tokens[: node.depth])
-        checkpoint.pins += 1
-        try:
-            lease = self.tiers.acquire(LeaseState.LIVE)
-        except CapacityError:
-            checkpoint.pins -= 1
-            # the last slot that could be had is the checkpoint's own
-            lease = self.tiers.take_over(checkpoint, expect)
-            node.checkpoint = None
-            pool.relabel(lease.slot, lineage)
-            return lease
-        except BaseException:
-            checkpoint.pins -= 1
-            raise
-        try:
-            self.tiers.restore(checkpoint, lease.slot, expect)
-            pool.relabel(lease.slot, lineage)
-        except BaseException:
-            lease.release()
-            raise
-        finally:
-            checkpoint.pins -= 1
-        return lease
-
-    def _insert(self, root: Root, found: Walk, hold: Hold, tokens: Sequence[int], rows: torch.Tensor) -> Node:
-        """Make the tree hold exactly ``tokens`` with a node ending there; free the rows that it already had."""
-        worse = [n for n in found.nodes if n.depth > hold.depth and hold.lineage.is_better(n.lineage)]
-        is_partial_worse = found.partial is not None and hold.lineage.is_better(found.partial.lineage)
-        for node in [*worse, *([found.partial] if is_partial_worse and found.partial else [])]:
-            start, end = node.depth - len(node.tokens), min(node.depth, found.depth)
-            self.kv.copy(rows[start:end], node.rows[: end - start])
-        # the last thing that can fail: until here nothing but bytes, for better ones, has changed
-        self.kv.free(rows[hold.depth : found.depth])
-        node = found.nodes[-1] if found.nodes else root
-        if found.partial is not None:
-            node = tree.split(found.partial, found.depth)
-            worse += [node] if is_partial_worse else []
-        for improved in worse:
-            improved.lineage = hold.lineage
-            self.counters["rows_improved"] += len(improved.tokens)
-        if found.depth < len(tokens):
-            node = tree.append(node, tuple(tokens[found.depth :]), rows[found.depth :].clone(), hold.lineage)
-        return node
-
-    def _attach(self, node: Node, checkpoint: Checkpoint, *, dense: bool) -> None:
-        older = node.checkpoint
-        if older is not None and not checkpoint.restored.is_better(older.restored):
-            self.tiers.discard(checkpoint)
-            self.tiers.order.touch(older)
-            return
-        if older is not None and (older.pins or older.is_kept):
-            self.tiers.discard(checkpoint)
-            return
-        if older is not None:
-            self._drop_state(node)
-            self.counters["checkpoints_improved"] += 1
-        node.checkpoint = checkpoint
-        checkpoint.on_evict = partial(self._forget_state, node, checkpoint)
-        checkpoint.standing = partial(standing_at, node)
-        self.counters["checkpoints_published"] += 1
-        self.tiers.keep(checkpoint, dense=dense)
-
-    def _forget_state(self, node: Node, checkpoint: Checkpoint) -> None:
-        """The tiers have taken a checkpoint's bytes back."""
-        if node.checkpoint is checkpoint:
-            node.checkpoint = None
-            if node.is_leaf:
-                # rows that lead to no state can be part of no hit: they go first
-                self.rows.order.demote(node)
-
-    def _drop_state(self, node: Node) -> None:
-        assert node.checkpoint is not None
-        self.tiers.discard(node.checkpoint)
-        node.checkpoint = None

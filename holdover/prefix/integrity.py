@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,9 +12,16 @@ from holdover.errors import IntegrityError
 from holdover.prefix import tree
 from holdover.prefix.cache import PrefixCache
 from holdover.prefix.hold import Hold
-from holdover.prefix.tree import Node
+from holdover.prefix.tree import Node, Root
 from holdover.state import KeyChain
 from holdover.store import Checkpoint, LeaseState, SlotAllocator, StateTiers
+
+
+class Standing(NamedTuple):
+    """Where a state stands among a tree's checkpoints, as `Node.saved` and `Node.branches`."""
+
+    saved: int
+    branches: int
 
 
 def check_integrity(
@@ -45,6 +52,7 @@ def check_integrity(
     nodes = [node for root in cache.roots.values() for node in tree.descendants(root)]
     _check_roots(cache)
     _check_structure(nodes)
+    _check_standings(cache)
     _check_orders(cache, nodes, others)
     _check_locks(cache, nodes, [*holds, *cache.pins.holds()])
     _check_pins(cache, nodes)
@@ -74,6 +82,31 @@ def _check_structure(nodes: Sequence[Node]) -> None:
             or parent.children.get(node.tokens[0]) is not node
         ):
             raise IntegrityError(f"node at depth {node.depth} with {len(node.tokens)} tokens is malformed")
+
+
+def standings(root: Root) -> dict[Node, Standing]:
+    """Where each node of a tree stands, by definition. O(nodes)."""
+    nodes: list[Node] = [root, *tree.descendants(root)]
+    above, branches = dict.fromkeys(nodes, 0), dict.fromkeys(nodes, 0)
+    for node in nodes[1:]:
+        assert node.parent is not None
+        above[node] = above[node.parent] if node.parent.checkpoint is None else node.parent.depth
+    # children first
+    for node in reversed(nodes):
+        branches[node] += node.is_leaf
+        checkpoint = node.checkpoint
+        if node.parent is not None:
+            is_unproven = checkpoint is not None and node.is_leaf and not checkpoint.hits
+            branches[node.parent] += branches[node] if checkpoint is None else is_unproven
+    return {node: Standing(node.depth - above[node], branches[node]) for node in nodes}
+
+
+def _check_standings(cache: PrefixCache) -> None:
+    for root in cache.roots.values():
+        for node, standing in standings(root).items():
+            for one in (node, node.checkpoint):
+                if one is not None and (found := Standing(one.saved, one.branches)) != standing:
+                    raise IntegrityError(f"node at depth {node.depth} or its checkpoint has {found}, not {standing}")
 
 
 def _check_orders(cache: PrefixCache, nodes: Sequence[Node], others: Sequence[Checkpoint]) -> None:

@@ -6,10 +6,12 @@ no bytes: a state or a row is named by its namespace and the tokens that it has 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from holdover.errors import CapacityError, RequestError
+from holdover.prefix.eviction import Eviction
 
 
 class Prefix(NamedTuple):
@@ -35,6 +37,7 @@ class NaivePrefixCache:
 
     Args:
         num_slots: state slots, shared by running sequences and checkpoints.
+        eviction: which checkpoint leaves first.
 
     Attributes:
         states: checkpoints present, least recently used first.
@@ -42,15 +45,18 @@ class NaivePrefixCache:
         holds: claims not released.
         leased: slots that running sequences own.
         pins: prefixes whose state and rows stay.
+        hits: how often each state was resumed.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, eviction: Eviction = "lru") -> None:
         self.num_slots = num_slots
+        self.eviction = eviction
         self.states: list[Prefix] = []
         self.rows: set[Prefix] = set()
         self.holds: list[NaiveHold] = []
         self.leased = 0
         self.pins: list[Prefix] = []
+        self.hits: Counter[Prefix] = Counter()
 
     @property
     def num_free(self) -> int:
@@ -81,20 +87,21 @@ class NaivePrefixCache:
         if self.num_free:
             pass
         elif others:
-            self.states.remove(others[0])
+            self._evict_one_of(others)
         elif resumed in self.states and resumed not in self.pins:
-            self.states.remove(resumed)
+            self._keep_only([state for state in self.states if state != resumed])
         else:
             raise CapacityError("every slot is a running sequence's or pinned")
         if resumed in self.states:
             self._touch(resumed)
+            self.hits[resumed] += 1
         self.leased += 1
         hold = NaiveHold(resumed)
         self.holds.append(hold)
         return hold
 
     def acquire_slot(self) -> None:
-        """Lease a slot, at the cost of the least recently used state if none is free.
+        """Lease a slot, at the cost of a state if none is free.
 
         Raises:
             CapacityError: every slot is a running sequence's.
@@ -103,7 +110,7 @@ class NaivePrefixCache:
             others = [state for state in self.states if state not in self.pins]
             if not others:
                 raise CapacityError("every slot is a running sequence's or pinned")
-            self.states.remove(others[0])
+            self._evict_one_of(others)
         self.leased += 1
 
     def release_slot(self) -> None:
@@ -144,9 +151,40 @@ class NaivePrefixCache:
 
     def flush(self) -> int:
         """Drop every state that is not pinned, and every row that nobody claims. Returns how many states went."""
-        before, self.states = len(self.states), [state for state in self.states if state in self.pins]
+        before = len(self.states)
+        self._keep_only([state for state in self.states if state in self.pins])
         self.rows = {row for row in self.rows if self._is_claimed(row)}
         return before - len(self.states)
+
+    def _evict_one_of(self, others: Sequence[Prefix]) -> None:
+        # the first of equals, which was used least recently
+        first = min(others, key=self._worth)
+        self._keep_only([state for state in self.states if state != first])
+
+    def _worth(self, state: Prefix) -> float:
+        """What keeping a state is worth."""
+        age = len(self.states) - self.states.index(state)
+        if self.eviction == "lru":
+            return 1 / age
+        branches = sum(self._would_resume(end, state) for end in self.rows if state.starts(end))
+        if self.eviction == "coverage":
+            return branches
+        above = max((len(s.tokens) for s in self.states if s.starts(state) and s != state), default=0)
+        return (len(state.tokens) - above) * branches / age
+
+    def _would_resume(self, end: Prefix, state: Prefix) -> bool:
+        """Whether ``end`` is the last row of a branch of which a state is the deepest one.
+
+        The state of the end itself stands in nobody's way until it was resumed.
+        """
+        if any(end.starts(row) and row != end for row in self.rows):
+            return False
+        deeper = [s for s in self.states if state.starts(s) and s.starts(end) and s != state]
+        return all(s == end and not self.hits[s] for s in deeper)
+
+    def _keep_only(self, states: list[Prefix]) -> None:
+        self.states = states
+        self.hits = Counter({state: self.hits[state] for state in states})
 
     def _is_claimed(self, row: Prefix) -> bool:
         return any(row.starts(prefix) for prefix in [*(hold.prefix for hold in self.holds), *self.pins])

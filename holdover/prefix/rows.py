@@ -1,8 +1,9 @@
-"""The tree's KV rows: taking more of the pool, and who has to go for it."""
+"""The tree's KV rows: taking more of the pool, giving them to the tree, and who has to go for them."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -10,7 +11,8 @@ import torch
 
 from holdover.errors import CapacityError
 from holdover.prefix import tree
-from holdover.prefix.tree import Node, Root
+from holdover.prefix.hold import Hold
+from holdover.prefix.tree import Node, Root, Walk
 from holdover.store import LRU, Balance, KVPool, StateTiers
 
 
@@ -63,6 +65,37 @@ class TreeRows:
             self._evict_leaf()
         return self.kv.allocate(count)
 
+    def insert(self, root: Root, found: Walk, hold: Hold, tokens: Sequence[int], rows: torch.Tensor) -> Node:
+        """Make a tree hold exactly ``tokens`` with a node ending there; free the rows that it already had.
+
+        Args:
+            root: the tree's.
+            found: how far it can follow the tokens.
+            hold: the sequence's hold.
+            tokens: tokens of the prefix.
+            rows: the row of each, int64 ``[len(tokens)]``; the hold's own rows come first.
+
+        Raises:
+            OwnershipError: a row that would be freed is not in use; nothing but bytes, for better ones, has changed.
+        """
+        worse = [n for n in found.nodes if n.depth > hold.depth and hold.lineage.is_better(n.lineage)]
+        is_partial_worse = found.partial is not None and hold.lineage.is_better(found.partial.lineage)
+        for node in [*worse, *([found.partial] if is_partial_worse and found.partial else [])]:
+            start, end = node.depth - len(node.tokens), min(node.depth, found.depth)
+            self.kv.copy(rows[start:end], node.rows[: end - start])
+        # the last thing that can fail: until here nothing but bytes, for better ones, has changed
+        self.kv.free(rows[hold.depth : found.depth])
+        node = found.nodes[-1] if found.nodes else root
+        if found.partial is not None:
+            node = tree.split(found.partial, found.depth)
+            worse += [node] if is_partial_worse else []
+        for improved in worse:
+            improved.lineage = hold.lineage
+            self._counters["rows_improved"] += len(improved.tokens)
+        if found.depth < len(tokens):
+            node = tree.append(node, tuple(tokens[found.depth :]), rows[found.depth :].clone(), hold.lineage)
+        return node
+
     def touch(self, node: Node) -> None:
         """Make the whole path to a node the most recently used: all of its rows were read."""
         # from the end up: no node is then older than one below it, and the oldest that is not locked is a leaf
@@ -104,7 +137,7 @@ class TreeRows:
             raise CapacityError("no KV rows can be evicted")
         if leaf.checkpoint is not None:
             self._tiers.discard(leaf.checkpoint)
-            leaf.checkpoint = None
+            tree.take_state(leaf)
             self._counters["states_evicted"] += 1
         self.kv.free(leaf.rows)
         root = leaf.path()[0]

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from holdover.errors import OwnershipError
 from holdover.state import CheckpointHeader, Lineage
 from holdover.store.lease import LeaseState, ResidentTier, SlotLease
 from holdover.store.mover import Transfer
-
-
-class Standing(NamedTuple):
-    """Where a checkpoint stands among others of the same tokens.
-
-    Attributes:
-        above: depth of the next one above it, 0 for none.
-        branches: continuations of its tokens of which it is the deepest one.
-    """
-
-    above: int
-    branches: int
 
 
 class Checkpoint:
@@ -40,7 +27,10 @@ class Checkpoint:
 
     Attributes:
         on_evict: told when the bytes are taken back under pressure; set by whoever the checkpoint belongs to.
-        standing: says where it stands; set likewise, or None.
+        saved: tokens between the next checkpoint above it, or the first token, and itself; kept up to date, as are its
+            branches, by whoever it belongs to. Until then it stands alone.
+        branches: continuations of its tokens of which it is the deepest checkpoint.
+        tier: where the bytes are; while they move down, still above.
         demotion: the move to the compressed tier that is under way, or None.
         is_kept: whether it stays as and where it is, whatever pressure there is.
         created: when it was made, in seconds of the monotonic clock.
@@ -49,6 +39,7 @@ class Checkpoint:
 
     __slots__ = (
         "_lease",
+        "branches",
         "created",
         "demotion",
         "header",
@@ -57,7 +48,8 @@ class Checkpoint:
         "on_evict",
         "pins",
         "restored",
-        "standing",
+        "saved",
+        "tier",
     )
 
     def __init__(self, header: CheckpointHeader, lease: SlotLease, restored: Lineage) -> None:
@@ -68,16 +60,13 @@ class Checkpoint:
         self.pins = 0
         self.demotion: Demotion | None = None
         self.on_evict: Callable[[], None] | None = None
-        self.standing: Callable[[], Standing] | None = None
+        self.saved, self.branches = header.depth, 1
         self.is_kept = False
         self.created = time.monotonic()
         self.hits = 0
         self._lease = lease.move(LeaseState.CACHED)
-
-    @property
-    def tier(self) -> ResidentTier:
-        """Where the bytes are; while they move down, still above."""
-        return self._lease.tier
+        # read for thousands of checkpoints when one has to go
+        self.tier: ResidentTier = lease.tier
 
     @property
     def slot(self) -> int:
@@ -102,7 +91,7 @@ class Checkpoint:
         """
         self._refuse_pinned()
         old, self._lease = self._lease, lease.move(LeaseState.CACHED)
-        self.header, self.restored = header, restored
+        self.header, self.restored, self.tier = header, restored, lease.tier
         old.release()
 
     def surrender(self, state: LeaseState = LeaseState.LIVE) -> SlotLease:

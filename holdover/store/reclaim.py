@@ -51,7 +51,7 @@ class Reclaimer:
         if self._packed is None:
             return None
         if not self._packed.num_free and may_evict:
-            victim = self._order.oldest(lambda c: c.may_go and c.tier == "compressed")
+            victim = self._order.oldest(lambda c: c.tier == "compressed" and c.may_go)
             if victim is not None:
                 self._evict(victim)
         return self._packed.acquire(LeaseState.CACHED) if self._packed.num_free else None
@@ -100,18 +100,19 @@ class Reclaimer:
         self._order.discard(checkpoint)
 
     def _oldest_dense(self) -> Checkpoint | None:
-        return self._order.oldest(lambda c: c.may_go and c.tier == "native")
+        return self._order.oldest(lambda c: c.tier == "native" and c.may_go)
 
     def _demote(self, dense: Checkpoint) -> bool:
         """Start to demote the oldest dense checkpoint; False where it is itself the one that has to go."""
         if self._packed is None or self._demotions is None or not self.may_pack(dense.header.depth):
             return False
-        if not self._packed.num_free and self._order.oldest(lambda c: c.may_go) is dense:
-            return False
-        target = self.packed_slot(may_evict=True)
-        if target is None:
-            return False
-        self._demotions.start(dense, target)
+        if not self._packed.num_free:
+            first = self._order.oldest(lambda c: c.may_go)
+            if first is None or first is dense:
+                return False
+            # older than the oldest dense one: the oldest compressed one
+            self._evict(first)
+        self._demotions.start(dense, self._packed.acquire(LeaseState.CACHED))
         return True
 
     def _await_demotions(self) -> None:

@@ -13,10 +13,12 @@ import torch
 from holdover.arch.layout import KVLayout, StateLayout
 from holdover.codec import Codec
 from holdover.prefix import Opened, PrefixCache, check_integrity, tree
+from holdover.prefix.eviction import Eviction
 from holdover.state import KeyChain, Lineage, SlotPool
 from holdover.state.key import chain_of
 from holdover.store import Checkpoint, KVPool, PackedPool, SlotAllocator, StateTiers, TierOptions
 from holdover.store.mover import Mover
+from tests.prefix.recounting import ORDERS, Recounting
 from tests.state import build as states
 from tests.state.build import advance
 from tests.store import build as rows_of_kv
@@ -68,6 +70,7 @@ class World:
         codec: Codec | None = None,
         mover: Mover | None = None,
         options: TierOptions | None = None,
+        eviction: Eviction = "lru",
     ) -> None:
         self.pool = SlotPool(state, slots)
         self.kv = KVPool(kv, rows, poison=True)
@@ -75,8 +78,11 @@ class World:
         self.packed = None
         if packed is not None:
             self.packed = SlotAllocator(PackedPool(codec or Codec(state), packed), "compressed", poison=True)
-        self.tiers = StateTiers(self.slots, self.packed, mover, options)
+        order = ORDERS[eviction]()
+        self.tiers = StateTiers(self.slots, self.packed, mover, options, order)
         self.cache = PrefixCache(self.tiers, self.kv)
+        if isinstance(order, Recounting):
+            order.roots = self.cache.roots
         self.running: list[Running] = []
         # every checkpoint ever made, with the past of its bytes
         self._pasts: dict[int, tuple[Checkpoint, tuple[int, ...]]] = {}

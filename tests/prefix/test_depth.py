@@ -299,7 +299,7 @@ def test_rows_without_their_state_are_no_hit(dropped, resumed):
     world = World()
     world.serve(TEN, stops=(4, 8))
     for depth in dropped:
-        world.cache._drop_state(world.node(TEN[:depth]))
+        world.cache._states.drop(world.node(TEN[:depth]))
     assert world.depths(TEN) == (resumed, 10)
     sequence = world.open(TEN)
     assert len(sequence.tokens) == resumed

@@ -12,6 +12,7 @@ import torch
 from holdover.codec import Codec
 from holdover.errors import CapacityError
 from holdover.prefix import cache as cache_module
+from holdover.prefix import states as states_module
 from holdover.state import SlotPool
 from holdover.store import KVPool, PackedPool, SlotAllocator, StateTiers, TierOptions
 from tests.prefix.build import World
@@ -30,6 +31,7 @@ FALLIBLE: list[tuple[Any, str]] = [
     (KVPool, "free"),
     (KVPool, "are_used"),
     (cache_module, "chain_of"),
+    (states_module, "chain_of"),
     (StateTiers, "restore"),
     (StateTiers, "verify"),
     (PackedPool, "pack"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from holdover.errors import IntegrityError
-from holdover.prefix import check_integrity
+from holdover.prefix import check_integrity, tree
 from holdover.prefix.tree import Root
 from holdover.store import LeaseState
 from tests.prefix.build import A, B, World
@@ -83,6 +83,26 @@ def state_order_has_a_node_without_state(w):
 
 
 @damage
+def branches_miscounted(w):
+    w.node(TEN[:4]).branches += 1
+
+
+@damage
+def saved_tokens_miscounted(w):
+    w.node(TEN[:6]).saved -= 4
+
+
+@damage
+def hit_that_the_tree_does_not_know_of(w):
+    w.node(TEN[:8]).checkpoint.hits += 1
+
+
+@damage
+def state_that_was_not_told(w):
+    w.node(TEN[:4]).checkpoint.branches += 1
+
+
+@damage
 def lock_leaked(w):
     w.node(TEN[:8]).locks += 1
 
@@ -150,7 +170,7 @@ def two_entries_with_one_slot(w):
 def checkpoint_forgotten(w):
     node = w.node(TEN[:8])
     w.tiers.order.discard(node.checkpoint)
-    node.checkpoint = None
+    tree.take_state(node)
 
 
 @damage

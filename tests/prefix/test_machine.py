@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdover.errors import CapacityError, RequestError
+from holdover.prefix.eviction import Eviction
 from holdover.prefix.naive import NaiveHold, NaivePrefixCache
 from tests.prefix.build import A, B, Running, World
 
@@ -24,9 +25,9 @@ WHICH = st.integers(0, 3)
 class TwinnedWorld(World):
     """A world whose every verb is done by the naive twin too, and must end the same."""
 
-    def __init__(self, slots: int, rows: int) -> None:
-        super().__init__(slots, rows)
-        self.twin = NaivePrefixCache(slots)
+    def __init__(self, slots: int, rows: int, *, eviction: Eviction) -> None:
+        super().__init__(slots, rows, eviction=eviction)
+        self.twin = NaivePrefixCache(slots, eviction)
         self.holds: dict[Running, NaiveHold] = {}
 
     def open(self, prompt, namespace=A, *, reuse=True):
@@ -93,9 +94,9 @@ class Histories(RuleBasedStateMachine):
     rows: tuple[int, int]
     world: World
 
-    @initialize(slots=st.integers(1, 4), data=st.data())
-    def start(self, slots, data):
-        self.world = self.kind(slots, data.draw(st.integers(*self.rows)))
+    @initialize(slots=st.integers(1, 6), eviction=st.sampled_from(get_args(Eviction)), data=st.data())
+    def start(self, slots, eviction, data):
+        self.world = self.kind(slots, data.draw(st.integers(*self.rows)), eviction=eviction)
         self.pinned: set[tuple[bytes, tuple[int, ...]]] = set()
 
     def pick(self, which: int) -> Running:
@@ -143,6 +144,17 @@ class Histories(RuleBasedStateMachine):
     @rule(which=WHICH)
     def abort(self, which):
         self.world.abort(self.pick(which))
+
+    @rule(prompt=st.lists(TOKENS, min_size=1, max_size=6), namespace=NAMESPACES)
+    def serve(self, prompt, namespace):
+        """A whole request at once."""
+        sequence = self.attempt(self.world.open, prompt, namespace)
+        if sequence is not None:
+            self.attempt(self.world.run, sequence)
+            if sequence.pending:
+                self.world.abort(sequence)
+            else:
+                self.world.donate(sequence)
 
     def prefix(self, which):
         """One whose state is cached, or one that is not."""

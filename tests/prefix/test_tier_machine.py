@@ -8,6 +8,7 @@ last of them. `World` follows the depths of those restores and recomputes every 
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
+from typing import get_args
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdover.errors import CapacityError, RequestError
 from holdover.prefix import tree
+from holdover.prefix.eviction import Eviction
 from holdover.store import TierOptions
 from tests.prefix.build import A, B, Running, World
 from tests.prefix.test_injection import failing
@@ -44,8 +46,9 @@ class Histories(RuleBasedStateMachine):
         delayed=st.booleans(),
         spill=st.booleans(),
         watermark=st.integers(0, 2),
+        eviction=st.sampled_from(get_args(Eviction)),
     )
-    def start(self, slots, packed, rows, codec, delayed, spill, watermark):
+    def start(self, slots, packed, rows, codec, delayed, spill, watermark, eviction):
         self.mover = Delayed() if delayed else None
         self.pinned: set[tuple[bytes, tuple[int, ...]]] = set()
         self.world = World(
@@ -56,6 +59,7 @@ class Histories(RuleBasedStateMachine):
             codec=codec,
             mover=self.mover,
             options=TierOptions(spill, watermark),
+            eviction=eviction,
         )
 
     def pick(self, which: int) -> Running:

@@ -14,9 +14,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS = {
     "engine": ("structured",),
     "server": ("server", "otel"),
-    "cli": ("server",),
+    "cli": ("server", "bench"),
     "report": ("report",),
-    "evaluation": ("eval", "bench"),
+    "evaluation": ("eval", "bench", "wildchat"),
     "integrations": ("vllm",),
 }
 DISTRIBUTION = {"PIL": "pillow", "fla": "flash-linear-attention", "opentelemetry": "opentelemetry-sdk"}

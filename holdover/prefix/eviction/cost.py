@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from holdover.prefix.eviction.ranked import Ranked
-from holdover.prefix.eviction.standing import standing_of
 from holdover.store import Checkpoint
 
 
@@ -18,7 +17,10 @@ class CostAware(Ranked):
     twice as long until somebody does.
     """
 
-    def worth(self, checkpoint: Checkpoint, age: int) -> float:
+    def gain(self, checkpoint: Checkpoint) -> int:
+        """Tokens saved on all branches."""
+        return checkpoint.saved * checkpoint.branches
+
+    def worth(self, gain: int, age: int) -> float:
         """Its promise."""
-        above, branches = standing_of(checkpoint)
-        return (checkpoint.header.depth - above) * branches / age
+        return gain / age

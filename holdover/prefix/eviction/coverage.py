@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from holdover.prefix.eviction.ranked import Ranked
-from holdover.prefix.eviction.standing import standing_of
 from holdover.store import Checkpoint
 
 
@@ -13,6 +12,6 @@ class BranchCoverage(Ranked):
     What has a deeper checkpoint on every branch below it covers none: it goes before the only one of a conversation.
     """
 
-    def worth(self, checkpoint: Checkpoint, age: int) -> float:
+    def gain(self, checkpoint: Checkpoint) -> int:
         """Branches of which it is the deepest."""
-        return standing_of(checkpoint).branches
+        return checkpoint.branches

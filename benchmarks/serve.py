@@ -27,7 +27,7 @@ from benchmarks.serve_arms import Room, Servers
 from benchmarks.serve_flags import arguments
 from benchmarks.serve_grid import Scale, Setup, grid, placements
 from benchmarks.serve_models import SHAPES, write_model
-from benchmarks.serve_traces import PASTED, PRESETS, QUICK, SEEDS, frozen, words
+from benchmarks.serve_traces import PASTED, PRESETS, QUICK, RECORDED, RECORDING, SEEDS, frozen, words
 from holdover.cli.loading import join
 from holdover.engine.parallel.ranks import Ranks
 from holdover.errors import HoldoverError
@@ -74,11 +74,12 @@ def bundled(name: str, source: Path, threads: int, *, quick: bool) -> Model:
     return Model(name, name, trace, scale, room, {"weights": "trained"})
 
 
-def shaped(name: str, folder: Path, seeds: tuple[int, ...]) -> Model:
-    """A model of random weights, asked pasted conversations."""
+def shaped(name: str, folder: Path, seeds: tuple[int, ...], recording: Path | None) -> Model:
+    """A model of random weights, asked pasted conversations, or a recording's in words that it knows."""
     shape = SHAPES[name]
-    path = write_model(name, folder / name, words(), "cuda" if torch.cuda.is_available() else "cpu")
-    trace = frozen(name, path, PASTED, None)
+    known, preset = words(recording), PASTED if recording is None else RECORDED
+    path = write_model(name, folder / f"{name}-{preset.name}", known, "cuda" if torch.cuda.is_available() else "cpu")
+    trace = frozen(name, path, preset, recording, words_only=True)
     scale = Scale(PASTED.conversations, (32, 16, 8), shape.shares, seeds, shape.windows)
     about = {"weights": "random", "layers": shape.layers, "published_layers": shape.in_full, "note": shape.note}
     return Model(name, str(path), trace, scale, _SHAPED_ROOM, about)
@@ -209,8 +210,8 @@ def made(name: str, options: Namespace, folder: Path, ranks: Ranks | None) -> Mo
 
 def _made(name: str, options: Namespace, folder: Path) -> Model:
     if name in SHAPES:
-        return shaped(name, folder, SEEDS[: options.seeds])
-    return bundled(name, options.trace, options.threads, quick=options.quick)
+        return shaped(name, folder, SEEDS[: options.seeds], options.trace)
+    return bundled(name, options.trace or RECORDING, options.threads, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ import torch
 
 from benchmarks import serve_memory
 from benchmarks.common import ROOT, Row
-from benchmarks.serve_grid import ORDER, Setup
-from benchmarks.served import behind_port
+from benchmarks.serve_grid import Setup
 from holdover.arch.registry import layout_from_config
+from holdover.cli.port import behind_port
 from holdover.engine.engine import Engine
 from holdover.engine.hf.loader import Loaded, load
 from holdover.engine.options import EngineOptions
@@ -27,7 +27,7 @@ from holdover.engine.parallel.ranks import Ranks
 from holdover.engine.sampling import SamplingParams
 from holdover.errors import HoldoverError
 from holdover.evaluation.simulate.costs import Costs
-from holdover.evaluation.simulate.measure import measure
+from holdover.evaluation.simulate.serving import measure_served
 from holdover.evaluation.traces.trace import Trace
 from holdover.retention import RetentionPlan
 from holdover.retention.decay import read_decay
@@ -64,7 +64,7 @@ class Room:
             chunk_size=self.chunk_size,
             element=setup.element,
             refresh=setup.refresh,
-            eviction=ORDER,
+            eviction=setup.eviction,
             # no arm has a log beside its states: all slots are checkpoints alike, as the paper's are
             decode="dense",
         )
@@ -114,10 +114,10 @@ class Servers:
         return int(setup.share * self._trace.num_requests * self._checkpoint_bytes) // setup.ranks
 
     def costs(self, setup: Setup) -> Costs:
-        """What the model's forwards and restores cost, for simulations."""
+        """What the model's forwards and restores cost, and its server, for simulations."""
         engine, _ = self._engine(setup)
-        with engine:
-            return measure(engine)
+        with behind_port(engine, self._name) as (shared, url):
+            return measure_served(shared, url)
 
     def run(self, setup: Setup, seeds: Sequence[int]) -> list[Row]:
         """Rows of one server, one for each seed; on other ranks than 0 none.
@@ -140,6 +140,7 @@ class Servers:
             "element": setup.element,
             "placement": setup.placement,
             "ranks": setup.ranks,
+            "eviction": setup.eviction,
             "share": setup.share,
             "trace": self._trace.digest,
             "chunk_size": self._room.chunk_size,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from benchmarks import common
 from benchmarks.serve_models import SHAPES
-from benchmarks.serve_traces import RECORDING, SEEDS
+from benchmarks.serve_traces import SEEDS
 
 # flags that say nothing to a model of random weights, and to a bundled one
-_NOT_SHAPED, _NOT_BUNDLED = ("quick", "threads", "trace"), ("seeds", "folder")
+_NOT_SHAPED, _NOT_BUNDLED = ("quick", "threads"), ("seeds", "folder")
 
 
 def arguments(description: str | None, line: Sequence[str] | None = None) -> Namespace:
@@ -23,7 +23,12 @@ def arguments(description: str | None, line: Sequence[str] | None = None) -> Nam
     """
     parser = common.arguments("serve", description)
     parser.add_argument("--models", default="tiny-gdn", help="bundled models and shapes, with commas (%(default)s)")
-    parser.add_argument("--trace", type=Path, default=RECORDING, help="what bundled models are asked (%(default)s)")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        help="recording to ask; if unset, the one that comes with Holdover, or "
+        "pasted paragraphs of models of random weights",
+    )
     parser.add_argument("--folder", type=Path, help="where models of random weights are kept; nowhere if unset")
     parser.add_argument("--journal", type=Path, help="finished runs, so that another call goes on")
     parser.add_argument("--seconds", type=float, default=450, help="start no server after so many (%(default)s)")

@@ -12,8 +12,9 @@ from holdover.retention import Element, RefreshPolicy
 from holdover.retention.placement import PlacementMode
 
 Arm = Literal["dense", "nr", "wr"]
-# the paper's order, which every server has
-ORDER: Eviction = "lru"
+# the paper's order, and today's default
+PAPERS: Eviction = "lru"
+DEFAULT: Eviction = "cost"
 # runs of the main arms before anything else: what a short time leaves of a grid should still compare them
 _AT_ONCE = 2
 
@@ -29,6 +30,7 @@ class Setup:
         element: how a packed checkpoint stores what it retains.
         placement: which rank computes and stores what a plan retains.
         ranks: processes that run the model together, each on a GPU of its own.
+        eviction: which checkpoint leaves first.
         share: its state budget, in dense checkpoints of one for every request of the trace.
         server_limit: requests that it runs together.
     """
@@ -41,12 +43,13 @@ class Setup:
     element: Element = "full"
     placement: PlacementMode = "off"
     ranks: int = 1
+    eviction: Eviction = PAPERS
 
     @property
     def name(self) -> str:
         """The arm with what sets it apart."""
         parts = [self.arm, *([] if self.w_max is None else [str(self.w_max)])]
-        return " ".join([*parts, *(x for x in (self.element, self.placement) if x not in ("full", "off"))])
+        return " ".join([*parts, *(x for x in (self.element, self.placement, self.eviction) if x not in _USUAL)])
 
     @property
     def refresh(self) -> RefreshPolicy:
@@ -58,13 +61,15 @@ class Setup:
         return " ".join(f"{name}={value}" for name, value in (asdict(self) | {"seed": seed}).items())
 
 
+# what needs no mention
+_USUAL = ("full", "off", PAPERS)
 # what two runs of one server have alike
 SETUP = tuple(field.name for field in fields(Setup))
 
 
 def setup_of(row: Row) -> Setup:
     """The server that a row is of."""
-    return Setup(**{name: row[name] for name in SETUP})
+    return Setup(**{name: row[name] for name in SETUP if name in row})
 
 
 def groups(rows: Sequence[Row]) -> dict[tuple[Setup, str], list[Row]]:
@@ -105,9 +110,11 @@ def grid(model: str, scale: Scale) -> Iterator[tuple[Setup, tuple[int, ...]]]:
     (chosen, other), element = scale.windows, scale.element
     share, limit, first = scale.shares[0], scale.limits[0], scale.seeds[:1]
 
-    def pair(share: float, limit: int, seeds: tuple[int, ...]) -> Iterator[tuple[Setup, tuple[int, ...]]]:
-        yield Setup(model, "dense", None, share, limit), seeds
-        yield Setup(model, "nr", chosen, share, limit, element), seeds
+    def pair(
+        share: float, limit: int, seeds: tuple[int, ...], eviction: Eviction = PAPERS
+    ) -> Iterator[tuple[Setup, tuple[int, ...]]]:
+        yield Setup(model, "dense", None, share, limit, eviction=eviction), seeds
+        yield Setup(model, "nr", chosen, share, limit, element, eviction=eviction), seeds
 
     yield from pair(share, limit, scale.seeds[:_AT_ONCE])
     yield Setup(model, "wr", chosen, share, limit, element), first
@@ -115,6 +122,8 @@ def grid(model: str, scale: Scale) -> Iterator[tuple[Setup, tuple[int, ...]]]:
         yield from pair(share, fewer, first)
         if not number and (rest := scale.seeds[_AT_ONCE:]):
             yield from pair(share, limit, rest)
+    for budget in scale.shares:
+        yield from pair(budget, limit, first, DEFAULT)
     for budget in scale.shares[1:]:
         yield from pair(budget, limit, first)
     yield Setup(model, "nr", other, share, limit, element), first

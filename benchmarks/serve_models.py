@@ -51,8 +51,8 @@ class Shape:
         in_full: of the published model.
         horizons: how its units' horizons are distributed.
         windows: W_max of the paper's operating point, and a second one.
-        shares: state budgets, as shares of the trace's dense working set, at which arms were predicted to differ, to
-            differ less and to be alike; fixed by simulation before any server ran.
+        shares: state budgets, as shares of the trace's dense working set, fixed by simulation before any server ran: where
+            arms were predicted to differ most under the paper's order of eviction, and two smaller ones.
         note: how the shape differs from what was published, beside its layers and its vocabulary.
     """
 
@@ -122,7 +122,7 @@ SHAPES = {
             of_layer=0.08,
         ),
         windows=(16, 64),
-        shares=(0.5, 0.375, 0.75),
+        shares=(0.5, 0.375, 0.25),
         note=_DENSE,
     ),
     "qwen3-next": Shape(
@@ -135,7 +135,7 @@ SHAPES = {
             of_layer=0.2,
         ),
         windows=(64, 128),
-        shares=(0.67, 0.5, 0.75),
+        shares=(0.67, 0.5, 0.25),
         note=_DENSE,
     ),
     "kimi-k3": Shape(
@@ -148,7 +148,7 @@ SHAPES = {
             of_layer=0.1,
         ),
         windows=(64, 128),
-        shares=(0.625, 0.5, 0.75),
+        shares=(0.625, 0.375, 0.25),
         note="Kimi-Linear's softplus gate in place of the bounded one, and a narrower dense MLP for its experts",
     ),
 }

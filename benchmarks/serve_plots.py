@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser
 from collections.abc import Collection, Sequence
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import matplotlib.pyplot as plt
 
 from benchmarks import common
 from benchmarks.common import RESULTS, ROOT, Row
+from benchmarks.serve_grid import PAPERS, setup_of
 from benchmarks.serve_report import compared, read
 from holdover.errors import HoldoverError
 
@@ -30,9 +31,8 @@ _HATCHES = {"storage": "//", "hybrid": "xx"}
 
 def label(line: Row) -> str:
     """A server's arm in few words."""
-    parts = [line["arm"].upper() if line["arm"] != "dense" else "dense"]
-    parts += [] if line["w_max"] is None else [str(line["w_max"])]
-    return " ".join([*parts, *(x for x in (line["element"], line["placement"]) if x not in ("full", "off"))])
+    name = setup_of(line).name
+    return name if line["arm"] == "dense" else name[:2].upper() + name[2:]
 
 
 def scaled(value: float, name: str) -> float:
@@ -89,11 +89,15 @@ def draw(document: dict[str, Any], folder: Path) -> list[Path]:
                 bars(main, f"{weights}, limit {limit}, budget {share:.3g} of the working set", path)
                 drawn.append(path)
         alone = [line for line in own if line["ranks"] == 1]
-        for by, fixed, value in (("server_limit", "share", share), ("share", "server_limit", limit)):
-            varied = [line for line in alone if line[fixed] == value]
+        orders = dict.fromkeys(setup_of(line).eviction for line in alone)
+        for order, (by, fixed, value) in product(
+            orders, (("server_limit", "share", share), ("share", "server_limit", limit))
+        ):
+            varied = [line for line in alone if (line[fixed], setup_of(line).eviction) == (value, order)]
             several = {label(line) for line in varied if line[by] != {"server_limit": limit, "share": share}[by]}
             if several:
-                path = _path(folder, f"{name}-{by.replace('_', '-')}", drawn)
+                stem = f"{name}-{by.replace('_', '-')}" + ("" if order == PAPERS else f"-{order}")
+                path = _path(folder, stem, drawn)
                 curves([line for line in varied if label(line) in several], by, weights, path)
                 drawn.append(path)
     return drawn

@@ -20,6 +20,7 @@ from benchmarks import common
 from benchmarks.common import RESULTS, Row
 from benchmarks.serve_grid import groups, setup_of
 from benchmarks.serve_simulated import filled, predicted
+from benchmarks.serve_traces import RECORDING
 from holdover.errors import HoldoverError
 from holdover.evaluation.latency import mean
 
@@ -87,9 +88,8 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def _line(line: Row) -> tuple[str, ...]:
-    parts = [line["model"], line["arm"], *([] if line["w_max"] is None else [str(line["w_max"])])]
-    parts += [x for x in (line["element"], line["placement"]) if x not in ("full", "off")]
-    parts += [f"x{line['ranks']}"] if line["ranks"] > 1 else []
+    setup = setup_of(line)
+    parts = [setup.model, setup.name, *([f"x{setup.ranks}"] if setup.ranks > 1 else [])]
     slots = "+".join(str(count) for count in line["slots_of"].values())
     times = [f"{line[name]:,.0f}" for name in MEANS[:4]]
     change = line.get("change")
@@ -113,12 +113,15 @@ def main() -> int:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("results", nargs="+", type=Path, help="files that serve.py wrote")
     parser.add_argument("--out", type=Path, default=RESULTS / "serve.json", help="file to write (%(default)s)")
+    parser.add_argument("--trace", type=Path, default=RECORDING, help="recording that was asked (%(default)s)")
     parser.add_argument("--fill", action="store_true", help="simulate the rest of the paper's grid as well")
     options = parser.parse_args()
     try:
         document = merged([read(path) for path in options.results])
-        rows = predicted(document["rows"], document["models"])
-        document["simulated"] = filled(rows, document["models"]) if options.fill else document.get("simulated", [])
+        rows = predicted(document["rows"], document["models"], options.trace)
+        document["simulated"] = (
+            filled(rows, document["models"], options.trace) if options.fill else document.get("simulated", [])
+        )
     except HoldoverError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -11,15 +11,15 @@ from typing import Any, get_args
 
 from benchmarks import common
 from benchmarks.common import Row
-from benchmarks.serve_grid import ORDER, Arm, Setup, groups, setup_of
+from benchmarks.serve_grid import Arm, Setup, groups, setup_of
 from benchmarks.serve_models import SHAPES, drawn_decay, word_tokenizer
-from benchmarks.serve_traces import PRESETS, RECORDING, frozen, words
+from benchmarks.serve_traces import PRESETS, RECORDING, SOURCE, frozen, words
 from holdover.arch.layout import ModelLayout
 from holdover.arch.registry import layout_from_config
 from holdover.engine.hf.tokenizer import Tokenizer
 from holdover.engine.options import EngineOptions
 from holdover.errors import ConfigError, HoldoverError
-from holdover.evaluation.simulate.costs import Costs, ForwardCost
+from holdover.evaluation.simulate.costs import Costs, costs_of
 from holdover.evaluation.simulate.simulate import Prediction, simulate
 from holdover.evaluation.traces.exchanges import Exchange
 from holdover.evaluation.traces.prompts import exchanges_of
@@ -43,7 +43,7 @@ class Simulated:
         layout: in the dtype that it ran in.
         decay: its decay parameters.
         dialogues: every conversation's exchanges.
-        costs: of its forwards.
+        costs: of its forwards and its server.
         about: what the results say of it.
     """
 
@@ -53,7 +53,7 @@ class Simulated:
     costs: Costs
     about: dict[str, Any]
 
-    def predict(self, setup: Setup, eviction: Eviction = ORDER) -> Prediction | None:
+    def predict(self, setup: Setup) -> Prediction | None:
         """One server; None where its budget is too small."""
         requests = self.about["trace"]["requests"]
         plan = None if setup.w_max is None else RetentionPlan.of(self.decay, setup.w_max)
@@ -65,7 +65,7 @@ class Simulated:
             plan=plan,
             element=setup.element,
             refresh=setup.refresh,
-            eviction=eviction,
+            eviction=setup.eviction,
             decode="dense",
         )
         clients = self.about["scale"]["clients"]
@@ -75,27 +75,30 @@ class Simulated:
             return None
 
 
-def simulated(about: dict[str, Any]) -> Simulated:
+def simulated(about: dict[str, Any], recording: Path = RECORDING) -> Simulated:
     """What a file of results says of a model, made again.
+
+    Args:
+        about: the model and its trace.
+        recording: what it was asked, unless that was pasted together.
 
     Raises:
         HoldoverError: the trace that is made here is another one.
     """
     name = about["name"]
-    given = dict(about["costs"])
-    costs = Costs(**given | {x: ForwardCost(**given[x]) for x in ("prefill", "decode")})
+    costs = costs_of(about["costs"])
     with tempfile.TemporaryDirectory() as folder:
         if name in SHAPES:
-            words_only = word_tokenizer(words())
-            words_only.save_pretrained(folder)
-            path, recording = Path(folder), None
-            decay = drawn_decay(name, len(words_only))
+            told = None if about["trace"]["source"] == SOURCE else recording
+            known = word_tokenizer(words(told))
+            known.save_pretrained(folder)
+            path, decay = Path(folder), drawn_decay(name, len(known))
             layout = decay.layout
         else:
-            files = resolve(name)
-            path, recording = files.path, RECORDING
-            decay, layout = read_decay(files), layout_from_config(files.config, dtype=costs.dtype)
-        trace = frozen(name, path, PRESETS[about["trace"]["preset"]], recording)
+            files, told = resolve(name), recording
+            path, decay = files.path, read_decay(files)
+            layout = layout_from_config(files.config, dtype=costs.dtype)
+        trace = frozen(name, path, PRESETS[about["trace"]["preset"]], told, words_only=name in SHAPES)
         if trace.digest != about["trace"]["digest"]:
             raise HoldoverError(f"the trace of {name} was {about['trace']['digest']}, and is {trace.digest} here")
         tokenizer = Tokenizer(path)
@@ -115,9 +118,9 @@ def unrepeated(exchange: Exchange) -> Exchange:
     return replace(exchange, reply=(abs(first - 1), *rest))
 
 
-def predicted(rows: Sequence[Row], models: Sequence[dict[str, Any]]) -> list[Row]:
+def predicted(rows: Sequence[Row], models: Sequence[dict[str, Any]], recording: Path = RECORDING) -> list[Row]:
     """The rows of servers on one device with what the simulation says of each, by the costs of the row's own call."""
-    made = {(about["name"], about["call"]): simulated(about) for about in models if "costs" in about}
+    made = {(about["name"], about["call"]): simulated(about, recording) for about in models if "costs" in about}
     found: dict[tuple[Setup, str], dict[str, Any]] = {}
     servers = [(setup, call) for setup, call in groups(rows) if setup.ranks == 1 and (setup.model, call) in made]
     with common.progress("simulating", len(servers)) as advance:
@@ -129,20 +132,16 @@ def predicted(rows: Sequence[Row], models: Sequence[dict[str, Any]]) -> list[Row
     return [row | ({"predicted": p} if (p := found.get((setup_of(row), row["call"]))) else {}) for row in rows]
 
 
-def filled(rows: Sequence[Row], models: Sequence[dict[str, Any]]) -> list[Row]:
+def filled(rows: Sequence[Row], models: Sequence[dict[str, Any]], recording: Path = RECORDING) -> list[Row]:
     """What a call did not measure, simulated: the rest of the paper's grid, and other orders of eviction.
 
-    Every row says that it is simulated, and under which order.
+    Every row says that it is simulated.
     """
     measured, jobs = groups(rows), []
     for about in (about for about in models if "costs" in about):
-        made = simulated(about)
-        wanted = dict.fromkeys([*((setup, ORDER) for setup in _grid(about)), *_orders(about)])
-        jobs += [
-            partial(_filled, made, setup, eviction)
-            for setup, eviction in wanted
-            if eviction != ORDER or (setup, about["call"]) not in measured
-        ]
+        made = simulated(about, recording)
+        wanted = dict.fromkeys([*_grid(about), *_orders(about)])
+        jobs += [partial(_filled, made, setup) for setup in wanted if (setup, about["call"]) not in measured]
     found = []
     with common.progress("simulating the grid", len(jobs)) as advance:
         for job in jobs:
@@ -161,16 +160,16 @@ def _grid(about: dict[str, Any]) -> Iterator[Setup]:
             yield from (Setup(about["name"], arm, w_max, share, limit) for arm in ARMS)
 
 
-def _orders(about: dict[str, Any]) -> Iterator[tuple[Setup, Eviction]]:
+def _orders(about: dict[str, Any]) -> Iterator[Setup]:
     """The dense arm and the chosen one under every order of eviction, at smaller budgets as well."""
     scale, orders = about["scale"], get_args(Eviction)
     for share in sorted({*_SMALLER, *scale["shares"]}):
         dense = Setup(about["name"], "dense", None, share, scale["limits"][0])
         chosen = replace(dense, arm="nr", w_max=scale["windows"][0], element=scale["element"])
-        yield from ((setup, one) for setup in (dense, chosen) for one in orders)
+        yield from (replace(setup, eviction=one) for setup in (dense, chosen) for one in orders)
 
 
-def _filled(made: Simulated, setup: Setup, eviction: Eviction) -> list[Row]:
-    prediction = made.predict(setup, eviction)
-    about = {"call": made.about["call"], "simulated": True, "eviction": eviction}
+def _filled(made: Simulated, setup: Setup) -> list[Row]:
+    prediction = made.predict(setup)
+    about = {"call": made.about["call"], "simulated": True}
     return [] if prediction is None else [asdict(setup) | about | asdict(prediction)]

@@ -12,6 +12,7 @@ import typer
 
 from holdover.cli import loading, measuring
 from holdover.cli.errors import Debug
+from holdover.cli.port import behind_port, check_server
 from holdover.errors import ConfigError
 from holdover.report.tables import Table
 
@@ -55,11 +56,12 @@ def simulate(
 ) -> None:
     """Predict hit rate and latency for a trace at each operating point, without running the model.
 
-    The engine's own loop and cache run on pools that have sizes and no memory; forwards and restores take the time that
-    was measured for them. --device, --dtype and --threads are for --measure.
+    The engine's own loop and cache run on pools that have sizes and no memory; forwards, restores and the server's work
+    take the time that was measured for them, with as many requests together as --max-running says. --device, --dtype
+    and --threads are for --measure.
     """
     if measure is not None:
-        _measure(measure, costs, dtype, device, threads)
+        _measure(measure, costs, dtype, device, threads, max_running)
         return
     if trace is None:
         raise ConfigError("give a trace to simulate, or --measure MODEL to measure costs")
@@ -144,16 +146,19 @@ class _Simulation:
             return point, None, str(error)
 
 
-def _measure(model: str, path: Path, dtype: str, device: str, threads: int | None) -> None:
+def _measure(model: str, path: Path, dtype: str, device: str, threads: int | None, max_running: int) -> None:
+    check_server()
     with loading.progress(measuring.console(), f"loading {model}"):
-        engine = loading.load_engine(model, dtype=dtype, device=device, threads=threads)
+        engine = loading.load_engine(model, dtype=dtype, device=device, threads=threads, max_running=max_running)
     from holdover.evaluation.simulate.costs import write_costs
-    from holdover.evaluation.simulate.measure import measure
+    from holdover.evaluation.simulate.serving import measure_served
 
-    with loading.progress(measuring.console(), "measuring"), engine:
-        found = measure(engine)
+    with loading.progress(measuring.console(), "measuring"), behind_port(engine, model) as (shared, url):
+        found = measure_served(shared, url)
     write_costs(found, path)
     typer.echo(f"wrote {path}: a prefill of 512 tokens {found.prefill.ms(512, 512 * 513 // 2):.3g} ms")
+    before, token = found.serving.before_ms(512), found.serving.token
+    typer.echo(f"the server adds {before:.3g} ms before such a prefill, and {token:.3g} ms for each token of a reply")
 
 
 def _names(text: str, option: str, known: Sequence[Name]) -> list[Any]:

@@ -17,8 +17,12 @@ from holdover.evaluation.journal import Journal
 from holdover.evaluation.traces import Conversation, Turn
 from holdover.evaluation.traces.build import Preset, build_trace
 from holdover.evaluation.traces.exchanges import Exchange
+from holdover.evaluation.traces.sources import open_recordings
 from holdover.evaluation.traces.trace import Trace, write_trace
+from holdover.prefix.eviction import EVICTIONS
 from holdover.retention import RetentionPlan
+from holdover.weights.bundled import DEFAULT_MODEL
+from holdover.weights.source import resolve
 from tests.server import tiny
 
 # a source distribution comes without the benchmarks
@@ -51,14 +55,27 @@ def test_drawn_decay_retains_the_printed_shares(name: str) -> None:
 
 
 def test_what_a_shape_says_gives_the_same_tokens_again(tmp_path: Path) -> None:
-    models.word_tokenizer(traces.words()).save_pretrained(tmp_path)
+    models.word_tokenizer(traces.words(None)).save_pretrained(tmp_path)
     tokenizer = Tokenizer(tmp_path)
-    said = random.Random(0).choices(range(3, len(traces.words())), k=200)
+    said = random.Random(0).choices(range(3, len(traces.words(None))), k=200)
     assert tokenizer.encode(tokenizer.decode(said)) == said
     prompt = tokenizer.render([{"role": "user", "content": "A prime number"}])
     after = [{"role": "assistant", "content": tokenizer.decode(said)}, {"role": "user", "content": "And this?"}]
     longer = tokenizer.render([{"role": "user", "content": "A prime number"}, *after])
     assert longer[: len(prompt) + len(said)] == [*prompt, *said]
+
+
+def test_a_recording_is_told_in_words_that_stand_for_tokens(tmp_path: Path) -> None:
+    models.word_tokenizer(traces.words(traces.RECORDING)).save_pretrained(tmp_path)
+    words, pieces = Tokenizer(tmp_path), Tokenizer(resolve(DEFAULT_MODEL).path)
+    original = next(open_recordings(traces.RECORDING))
+    (told,) = traces.spelled([original])
+    assert [turn.role for turn in told.turns] == [turn.role for turn in original.turns]
+    for turn, told_turn in zip(original.turns, told.turns, strict=True):
+        ids = words.encode(told_turn.text)
+        assert len(set(ids)) == len(set(pieces.encode(turn.text)))
+        assert len(ids) == len(pieces.encode(turn.text))
+        assert words.decode(ids) == told_turn.text
 
 
 @pytest.mark.parametrize("first", [0, 1, 9])
@@ -72,7 +89,7 @@ def test_a_reply_that_is_not_repeated_differs_from_its_first_token_on(first: int
 
 
 def test_pasted_conversations_fit_their_preset_and_share_no_beginning(tmp_path: Path) -> None:
-    models.word_tokenizer(traces.words()).save_pretrained(tmp_path)
+    models.word_tokenizer(traces.words(None)).save_pretrained(tmp_path)
     preset = replace(traces.PASTED, conversations=(count := 3))
     made, again = (traces.frozen("kimi-linear", tmp_path, preset, None) for _ in range(2))
     assert made.digest == again.digest
@@ -93,8 +110,9 @@ def test_a_grid_names_every_run_once_and_shards_share_it_out() -> None:
 def test_both_arms_are_simulated_under_every_order_at_smaller_budgets_too() -> None:
     wanted = list(simulated._orders({"name": "m", "scale": SCALE.facts() | {"element": "int8"}}))
     assert len(set(wanted)) == len(wanted) == 2 * 3 * len(shares := {1 / 8, 1 / 4, 1 / 2})
-    assert {setup.share for setup, _ in wanted} == shares
-    points = {(setup.arm, setup.w_max, setup.element, setup.server_limit) for setup, _ in wanted}
+    assert {setup.share for setup in wanted} == shares
+    assert {setup.eviction for setup in wanted} == set(EVICTIONS)
+    points = {(setup.arm, setup.w_max, setup.element, setup.server_limit) for setup in wanted}
     assert points == {("dense", None, "full", 32), ("nr", 16, "int8", 32)}
 
 

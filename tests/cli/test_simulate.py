@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,8 @@ def test_what_cannot_be_simulated_is_said(flags: tuple[str, ...], said: str, tmp
 
 
 def test_costs_are_measured_on_this_machine(model: Path, tmp_path: Path) -> None:
-    ran = invoke("simulate", "--measure", str(model), "--costs", str(tmp_path / "costs.json"), "--threads", "1")
+    flags = ("--costs", str(tmp_path / "costs.json"), "--threads", "1", "--max-running", "2")
+    ran = invoke("simulate", "--measure", str(model), *flags)
     assert ran.exit_code == 0, ran.output
     found = read_costs(tmp_path / "costs.json")
     assert found.dtype == "float32"
@@ -122,3 +124,15 @@ def test_costs_are_measured_on_this_machine(model: Path, tmp_path: Path) -> None
     assert found.decode.ms(1, 16) > 0
     assert found.copy_ms > 0
     assert found.unpack_ms > 0
+    assert found.serving.before_ms(100) > 0
+    assert found.serving.token >= 0
+    assert "the server adds" in ran.stdout
+
+
+def test_measuring_without_a_server_says_what_to_install(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    ran = invoke("simulate", "--measure", str(model), "--costs", str(tmp_path / "costs.json"))
+    assert 'pip install "holdover[server,bench]"' in error_line(ran.stderr)
+    assert not (tmp_path / "costs.json").exists()

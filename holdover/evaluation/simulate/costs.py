@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from holdover.errors import HoldoverError
 
@@ -29,6 +30,28 @@ class ForwardCost:
 
 
 @dataclass(frozen=True)
+class ServingCost:
+    """Milliseconds that a server adds to what its engine does, in the same process.
+
+    One thread of it runs Python at a time: reading a request and sending a token both hold up the engine's step.
+    Tokenising does not.
+
+    Attributes:
+        request: of any request, before the engine sees it.
+        prompt_token: of each token of its prompt, before the engine sees it, which goes on meanwhile.
+        token: of each token that is sent, between the step that made it and the next one.
+    """
+
+    request: float = 0.0
+    prompt_token: float = 0.0
+    token: float = 0.0
+
+    def before_ms(self, prompt: int) -> float:
+        """Milliseconds until the engine sees a request with a prompt of so many tokens."""
+        return self.request + self.prompt_token * prompt
+
+
+@dataclass(frozen=True)
 class Costs:
     """Costs of one model on one machine.
 
@@ -41,6 +64,7 @@ class Costs:
         copy_ms: restoring a dense checkpoint, in milliseconds a byte.
         unpack_ms: restoring a packed one, in milliseconds a byte of the record.
         chunk_size: most tokens of one prefill forward there while other requests wait.
+        serving: what a server adds; nothing where that was not measured.
     """
 
     model: str
@@ -51,11 +75,23 @@ class Costs:
     copy_ms: float
     unpack_ms: float
     chunk_size: int = 512
+    serving: ServingCost = ServingCost()
 
 
 def pairs_of(start: int, count: int) -> int:
     """Pairs of ``count`` tokens from position ``start`` on, each with every token up to itself."""
     return count * start + count * (count + 1) // 2
+
+
+def costs_of(facts: dict[str, Any]) -> Costs:
+    """Costs that `asdict` made a dictionary of.
+
+    Raises:
+        TypeError: a field is missing or unknown, or of another kind.
+        KeyError: a field is missing.
+    """
+    forwards = {name: ForwardCost(**facts[name]) for name in ("prefill", "decode")}
+    return Costs(**facts | forwards | {"serving": ServingCost(**facts.get("serving", {}))})
 
 
 def write_costs(costs: Costs, path: Path) -> None:
@@ -70,9 +106,7 @@ def read_costs(path: Path) -> Costs:
         HoldoverError: the file cannot be read, or is not one that was measured.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        prefill, decode = (ForwardCost(**found.pop(name)) for name in ("prefill", "decode"))
-        return Costs(prefill=prefill, decode=decode, **found)
+        return costs_of(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise HoldoverError(

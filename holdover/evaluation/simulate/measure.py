@@ -6,7 +6,7 @@ import platform
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -19,9 +19,11 @@ from holdover.store import LeaseState, PackedPool
 
 _REPEATS = 3
 _STEPS = 8
-_LENGTHS = (32, 256, 1024, 4096)
+LENGTHS = (32, 256, 1024, 4096)
 _CONTEXTS = (16, 512)
 _COPIES = 32
+# as the requests of a trace are
+SAMPLED = SamplingParams(temperature=1.0, seed=1, ignore_eos=True)
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,19 @@ def measure(engine: Engine, machine: str | None = None) -> Costs:
 
 def fit(observed: Sequence[Observed]) -> ForwardCost:
     """Costs that make the least relative error, none of them negative."""
-    chosen = [0, 1, 2]
-    rows = torch.tensor([[o.forwards / o.ms, o.tokens / o.ms, o.pairs / o.ms] for o in observed], dtype=torch.float64)
+    rows = [[float(o.forwards), float(o.tokens), float(o.pairs)] for o in observed]
+    return ForwardCost(*least(rows, [o.ms for o in observed]))
+
+
+def least(amounts: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
+    """What one of each column costs, so that the relative error is least and nothing costs less than 0.
+
+    Args:
+        amounts: a row for each time, of what was done in it.
+        times: all above 0.
+    """
+    chosen = list(range(len(amounts[0])))
+    rows = torch.tensor(amounts, dtype=torch.float64) / torch.tensor(times, dtype=torch.float64)[:, None]
     while True:
         # columns differ by many powers of ten
         part = rows[:, chosen]
@@ -77,12 +90,12 @@ def fit(observed: Sequence[Observed]) -> ForwardCost:
             break
         del chosen[found.index(min(found))]
     values = dict(zip(chosen, found, strict=True))
-    return ForwardCost(*(max(0.0, values.get(i, 0.0)) for i in range(3)))
+    return [max(0.0, values.get(column, 0.0)) for column in range(len(amounts[0]))]
 
 
 def _prefills(engine: Engine) -> Iterator[Observed]:
     most, chunk = engine.prepare.max_context - 1, engine.core.limits.idle_chunk_size
-    for length in (n for n in _LENGTHS if n <= most):
+    for length in (n for n in LENGTHS if n <= most):
         parts = [(start, min(chunk, length - start)) for start in range(0, length, chunk)]
         params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
         # the first one finds caches cold that the others find warm
@@ -101,15 +114,28 @@ def _decodes(engine: Engine) -> Iterator[Observed]:
     limits, rows = engine.core.limits, engine.core.cache.kv.num_rows
     for batch in sorted({1, min(8, limits.max_running), limits.max_running}):
         for length in _CONTEXTS:
-            # prefills alternate with the decode of those that are ready, which must not end meanwhile
-            tokens = batch * (length // limits.chunk_size + 2) + _STEPS
+            tokens = decoded(engine, batch, length, _STEPS)
             if length + tokens <= engine.prepare.max_context and batch * (length + tokens) <= rows:
-                yield _decode(engine, batch, length, tokens)
+                yield decode_steps(engine, batch, length, _STEPS)
 
 
-def _decode(engine: Engine, batch: int, length: int, tokens: int) -> Observed:
+def decoded(engine: Engine, batch: int, length: int, steps: int) -> int:
+    """Tokens that each of so many sequences needs for all to decode together so often."""
+    # prefills alternate with the decode of those that are ready, which must not end meanwhile
+    return batch * (length // engine.core.limits.chunk_size + 2) + steps
+
+
+def decode_steps(engine: Engine, batch: int, length: int, steps: int) -> Observed:
+    """Let so many sequences decode together, on the thread that runs the engine.
+
+    Args:
+        engine: idle.
+        batch: sequences.
+        length: tokens of each one's prompt.
+        steps: steps whose time is taken.
+    """
     core = engine.core
-    params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+    params = replace(SAMPLED, max_tokens=decoded(engine, batch, length, steps))
     sequences = [engine.prepare.sequence(_prompt(engine, length), params, use_cache=False) for _ in range(batch)]
     for sequence in sequences:
         core.add(sequence)
@@ -117,10 +143,10 @@ def _decode(engine: Engine, batch: int, length: int, tokens: int) -> Observed:
         while not all(sequence.is_running and sequence.remaining == 1 for sequence in sequences):
             core.step()
         start, pairs = time.perf_counter(), 0
-        for _ in range(_STEPS):
+        for _ in range(steps):
             pairs += sum(len(sequence.tokens) for sequence in sequences)
             core.step()
-        return Observed(_STEPS, batch * _STEPS, pairs, 1e3 * (time.perf_counter() - start))
+        return Observed(steps, batch * steps, pairs, 1e3 * (time.perf_counter() - start))
     finally:
         for sequence in sequences:
             core.abort(sequence.request.id)

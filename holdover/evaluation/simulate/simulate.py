@@ -53,16 +53,19 @@ class Prediction:
     refresh_tokens: int
 
 
-class Restores:
-    """Lets the time of restored checkpoints pass on a clock, after the step that restored them.
+class VirtualTime:
+    """Time of a simulation, in which restores and a server's work take what they cost, after the step they belong to.
 
     Args:
-        clock: virtual time.
-        costs: what a byte costs.
+        clock: what forwards advance.
+        costs: what the rest costs.
     """
 
     def __init__(self, clock: Clock, costs: Costs) -> None:
         self._clock = clock
+        self._serving = costs.serving
+        # what the server does for requests since the last step
+        self._reading = 0.0
         self._each = {"native": costs.copy_ms, "compressed": costs.unpack_ms}
         self._seen = {"native": 0, "compressed": 0}
 
@@ -71,11 +74,23 @@ class Restores:
         """Now."""
         return self._clock.ms
 
-    def stepped(self, core: EngineCore) -> None:
-        """Charge what was restored since the step before."""
+    def sent(self, prompt: int) -> float:
+        """The server begins to read a request; milliseconds until the engine sees it."""
+        self._reading += self._serving.request
+        return self._serving.before_ms(prompt)
+
+    def wait(self, until: float) -> None:
+        """Nothing happens up to then but what the server does."""
+        self._clock.ms = max(self._clock.ms, until)
+        self._reading = 0.0
+
+    def stepped(self, core: EngineCore, tokens: int) -> None:
+        """Charge what was restored since the step before, what the server did meanwhile, and what it sends now."""
         tiers = core.cache.tiers
         self._charge("native", core, tiers.checkpoint_bytes("native"))
         self._charge("compressed", core, tiers.checkpoint_bytes("compressed"))
+        self._clock.ms += self._reading + tokens * self._serving.token
+        self._reading = 0.0
 
     def _charge(self, tier: str, core: EngineCore, nbytes: int) -> None:
         count = core.stats.hits[tier]
@@ -95,7 +110,7 @@ class Simulated:
 
     core: EngineCore
     prepare: Preparer
-    timer: Restores
+    timer: VirtualTime
 
 
 class _NoText:
@@ -120,7 +135,7 @@ def build(layout: ModelLayout, options: EngineOptions, costs: Costs) -> Simulate
     Args:
         layout: the model's layout, in the dtype it runs in.
         options: the engine's; ``dtype`` and ``device`` are of no account, shelves and drafts are not simulated.
-        costs: what forwards and restores cost.
+        costs: what forwards, restores and a server cost.
 
     Raises:
         ConfigError: a budget is too small for one sequence.
@@ -137,7 +152,7 @@ def build(layout: ModelLayout, options: EngineOptions, costs: Costs) -> Simulate
         max_context=max_context,
         vocab_size=layout.vocab_size,
     )
-    return Simulated(core, prepare, Restores(clock, costs))
+    return Simulated(core, prepare, VirtualTime(clock, costs))
 
 
 def simulate(
@@ -155,7 +170,7 @@ def simulate(
         options: likewise.
         dialogues: conversations, in the order in which they start.
         clients: conversations under way at a time.
-        costs: what forwards and restores cost.
+        costs: what forwards, restores and a server cost.
 
     Raises:
         ConfigError: a budget is too small for one sequence.

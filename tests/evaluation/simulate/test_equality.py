@@ -14,7 +14,7 @@ from holdover.engine.core import EngineCore
 from holdover.engine.options import EngineOptions
 from holdover.evaluation.simulate.host import Clock, SimulatedDecoder, SimulatedHost
 from holdover.evaluation.simulate.replay import Served, replay
-from holdover.evaluation.simulate.simulate import Restores
+from holdover.evaluation.simulate.simulate import VirtualTime
 from holdover.prefix.policies import DEFAULT_POLICY, AnyOf, EveryN
 from tests.arch.table import VOCAB
 from tests.codec.build import random_plan
@@ -39,7 +39,13 @@ class Real:
     def ms(self) -> float:
         return 1e3 * time.perf_counter()
 
-    def stepped(self, core: EngineCore) -> None:
+    def sent(self, prompt: int) -> float:
+        return 0.0
+
+    def wait(self, until: float) -> None:
+        assert until <= self.ms
+
+    def stepped(self, core: EngineCore, tokens: int) -> None:
         core.check_integrity()
 
 
@@ -82,7 +88,7 @@ def test_hits_and_evictions_are_those_of_the_engine(arm: str, eviction: str) -> 
     host = SimulatedHost(host_of(NAME).layout, COSTS, clock)
     simulated, _ = build_core(host, options)
     simulated.runner.decoder = SimulatedDecoder(host, COSTS, clock)
-    found = facts(simulated, replay(simulated, bench.prepare, DIALOGUES, 4, Restores(clock, COSTS)))
+    found = facts(simulated, replay(simulated, bench.prepare, DIALOGUES, 4, VirtualTime(clock, COSTS)))
     simulated.close()
     assert found == wanted
     assert wanted["counters"]["states_evicted"] > 0

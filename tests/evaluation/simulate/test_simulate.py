@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from holdover.engine.options import EngineOptions
 from holdover.errors import ConfigError, HoldoverError
-from holdover.evaluation.simulate.costs import ForwardCost, pairs_of, read_costs, write_costs
+from holdover.evaluation.simulate.costs import ForwardCost, ServingCost, pairs_of, read_costs, write_costs
 from holdover.evaluation.simulate.measure import Observed, fit
 from holdover.evaluation.simulate.points import Point, grid
 from holdover.evaluation.simulate.simulate import simulate
@@ -72,8 +73,18 @@ def test_the_grid_has_dense_checkpoints_and_every_combination() -> None:
 
 
 def test_costs_survive_a_file(tmp_path: Path) -> None:
-    write_costs(COSTS, tmp_path / "costs.json")
-    assert read_costs(tmp_path / "costs.json") == COSTS
+    path = tmp_path / "costs.json"
+    served = replace(COSTS, serving=ServingCost(3.0, 0.25, 0.5))
+    write_costs(served, path)
+    assert read_costs(path) == served
+    # as they were written before servers were measured
+    facts = json.loads(path.read_text())
+    del facts["serving"]
+    path.write_text(json.dumps(facts))
+    assert read_costs(path) == COSTS
+    path.write_text(json.dumps(facts | {"serving": {"reply": 1.0}}))
+    with pytest.raises(HoldoverError, match="measure them with"):
+        read_costs(path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"prefill": {"base": 1}, "decode": {}}'])

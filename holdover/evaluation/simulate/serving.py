@@ -1,0 +1,93 @@
+"""Measure what a server adds to its engine: before a request reaches it, and for every token that is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from statistics import median
+from typing import Any
+
+from holdover.engine.async_engine import AsyncEngine
+from holdover.engine.engine import Engine
+from holdover.evaluation.simulate.ask import Ask, Asked, asking
+from holdover.evaluation.simulate.costs import Costs, ServingCost
+from holdover.evaluation.simulate.measure import LENGTHS, SAMPLED, decode_steps, decoded, least, measure
+from holdover.evaluation.traces.sources import BUNDLED, open_recordings
+
+_REPEATS = 5
+_STEPS = 32
+# of the recording: more than the longest prompt needs
+_CONVERSATIONS = 16
+# characters of it that tell how many a token has
+_SAMPLE = 2000
+
+
+def measure_served(shared: AsyncEngine, url: str, machine: str | None = None) -> Costs:
+    """Measure forwards, restores and the server.
+
+    Args:
+        shared: the engine, idle.
+        url: where it is served, by this process.
+        machine: as for `measure`.
+
+    Raises:
+        HoldoverError: the server does not answer chats.
+    """
+    costs = asyncio.run(shared.call(lambda _: measure(shared.engine, machine)))
+    with asking(url, shared.engine.core.limits.max_running) as ask:
+        request, prompt_token = fit_requests(_single(shared.engine, ask))
+        token = _token(shared, ask)
+    return replace(costs, serving=ServingCost(request, prompt_token, token))
+
+
+def fit_requests(asked: Sequence[Asked]) -> tuple[float, float]:
+    """Milliseconds for a request and for each token of its prompt, by chats that were sent alone."""
+    rows = [[1.0, float(one.prompt_tokens)] for one in asked]
+    request, token = least(rows, [one.ttft_ms - one.engine_ms for one in asked])
+    return request, token
+
+
+def _single(engine: Engine, ask: Ask) -> list[Asked]:
+    found = []
+    # a template may add as much again
+    for length in (n for n in LENGTHS if 2 * n < engine.prepare.max_context):
+        chat = _chat(engine, length, tokens=1)
+        # the first one finds caches cold that the others find warm
+        times = [ask([chat]) for _ in range(1 + _REPEATS)][1:]
+        found.append(sorted(times, key=lambda one: one.ttft_ms - one.engine_ms)[_REPEATS // 2])
+    return found
+
+
+def _token(shared: AsyncEngine, ask: Ask) -> float:
+    """Milliseconds by which a token that is sent makes a step longer, with as many together as the engine runs."""
+    engine = shared.engine
+    length = ask([_chat(engine, LENGTHS[0], tokens=1)]).prompt_tokens
+    batch = engine.core.limits.max_running
+    while batch > 1 and not _has_room(engine, batch, length):
+        batch //= 2
+    most = decoded(engine, batch, length, _STEPS)
+    chats = [[_chat(engine, LENGTHS[0], tokens=tokens)] * batch for tokens in (most - _STEPS, most)]
+    found = []
+    for _ in range(_REPEATS):
+        alone = asyncio.run(shared.call(lambda _: decode_steps(engine, batch, length, _STEPS))).ms
+        # what comes before all decode together, and after, is alike in both
+        short, long = (ask(together).wall_ms for together in chats)
+        found.append((long - short - alone) / (_STEPS * batch))
+    return max(0.0, median(found))
+
+
+def _has_room(engine: Engine, batch: int, length: int) -> bool:
+    whole = length + decoded(engine, batch, length, _STEPS)
+    return whole <= engine.prepare.max_context and batch * whole <= engine.core.cache.kv.num_rows
+
+
+def _chat(engine: Engine, length: int, *, tokens: int) -> dict[str, Any]:
+    """A chat with a message of about so many tokens, sampled as `holdover bench serve` does."""
+    spoken = islice(open_recordings(BUNDLED), _CONVERSATIONS)
+    text = "\n".join(turn.text for conversation in spoken for turn in conversation.turns)
+    count = length * _SAMPLE // len(engine.loaded.tokenizer.encode(text[:_SAMPLE]))
+    message = {"role": "user", "content": text[:count]}
+    limits = {"max_tokens": tokens, "ignore_eos": True, "use_cache": False}
+    return {"messages": [message], "temperature": SAMPLED.temperature, "seed": SAMPLED.seed} | limits

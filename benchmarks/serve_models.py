@@ -51,8 +51,8 @@ class Shape:
         in_full: of the published model.
         horizons: how its units' horizons are distributed.
         windows: W_max of the paper's operating point, and a second one.
-        shares: state budgets, as shares of the trace's dense working set, fixed by simulation before any server ran: where
-            arms were predicted to differ most under the paper's order of eviction, and two smaller ones.
+        shares: state budgets, as shares of the trace's dense working set, fixed by simulation before any server ran:
+            where arms were predicted to differ most under the paper's order of eviction, and two smaller ones.
         note: how the shape differs from what was published, beside its layers and its vocabulary.
     """
 

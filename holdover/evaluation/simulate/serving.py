@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from statistics import median
 from typing import Any
 
 from holdover.engine.async_engine import AsyncEngine
@@ -17,7 +17,7 @@ from holdover.evaluation.simulate.measure import LENGTHS, SAMPLED, decode_steps,
 from holdover.evaluation.traces.sources import BUNDLED, open_recordings
 
 _REPEATS = 5
-_STEPS = 32
+_STEPS = 64
 # of the recording: more than the longest prompt needs
 _CONVERSATIONS = 16
 # characters of it that tell how many a token has
@@ -69,13 +69,14 @@ def _token(shared: AsyncEngine, ask: Ask) -> float:
         batch //= 2
     most = decoded(engine, batch, length, _STEPS)
     chats = [[_chat(engine, LENGTHS[0], tokens=tokens)] * batch for tokens in (most - _STEPS, most)]
-    found = []
+    # a small difference between long times: of each, the one that was disturbed least
+    alone = short = long = math.inf
     for _ in range(_REPEATS):
-        alone = asyncio.run(shared.call(lambda _: decode_steps(engine, batch, length, _STEPS))).ms
-        # what comes before all decode together, and after, is alike in both
-        short, long = (ask(together).wall_ms for together in chats)
-        found.append((long - short - alone) / (_STEPS * batch))
-    return max(0.0, median(found))
+        steps = asyncio.run(shared.call(lambda _: decode_steps(engine, batch, length, _STEPS)))
+        walls = [ask(together).wall_ms for together in chats]
+        alone, short, long = min(alone, steps.ms), min(short, walls[0]), min(long, walls[1])
+    # what comes before all decode together, and after, is alike in both
+    return max(0.0, (long - short - alone) / (_STEPS * batch))
 
 
 def _has_room(engine: Engine, batch: int, length: int) -> bool:

@@ -25,7 +25,7 @@ import torch
 from benchmarks import common, serve_report
 from benchmarks.serve_arms import Room, Servers
 from benchmarks.serve_flags import arguments
-from benchmarks.serve_grid import Scale, Setup, grid, placements
+from benchmarks.serve_grid import Scale, Server, Setup, grid, placements, shard
 from benchmarks.serve_models import SHAPES, write_model
 from benchmarks.serve_traces import PASTED, PRESETS, QUICK, RECORDED, RECORDING, SEEDS, frozen, words
 from holdover.cli.loading import join
@@ -91,8 +91,7 @@ def run(model: Model, options: Namespace, journal: Journal, ends: float, ranks: 
         write_trace(model.trace, path := Path(folder) / "trace.jsonl")
         servers = Servers(model.name, model.path, model.trace, path, model.room, model.scale.clients, ranks)
         every = planned(model, ranks)
-        first, count = options.shard
-        for setup, seeds in every[first::count]:
+        for setup, seeds in shard(every, *options.shard):
             missing = [seed for seed in seeds if setup.key(seed) not in journal]
             is_over = time.monotonic() > ends
             if not servers.agreed(bool(missing) and not is_over):
@@ -107,7 +106,7 @@ def run(model: Model, options: Namespace, journal: Journal, ends: float, ranks: 
             measure(servers, setup, missing, journal, options.call)
 
 
-def planned(model: Model, ranks: Ranks | None) -> list[tuple[Setup, tuple[int, ...]]]:
+def planned(model: Model, ranks: Ranks | None) -> list[Server]:
     """A model's servers and the seeds of their runs."""
     return list(grid(model.name, model.scale) if ranks is None else placements(model.name, model.scale, ranks.size))
 

@@ -32,7 +32,7 @@ def arguments(description: str | None, line: Sequence[str] | None = None) -> Nam
     parser.add_argument("--folder", type=Path, help="where models of random weights are kept; nowhere if unset")
     parser.add_argument("--journal", type=Path, help="finished runs, so that another call goes on")
     parser.add_argument("--seconds", type=float, default=450, help="start no server after so many (%(default)s)")
-    parser.add_argument("--shard", type=part, default="0/1", help="part i of n of every grid, as i/n (%(default)s)")
+    parser.add_argument("--shard", type=part, default="0/1", help="part i of n of a grid's pairs, as i/n (%(default)s)")
     numbers = range(1, len(SEEDS) + 1)
     parser.add_argument("--seeds", type=int, choices=numbers, default=len(SEEDS), help="runs of shapes' main arms")
     parser.add_argument("--call", help="one name for shards that one machine runs together; date and machine if unset")

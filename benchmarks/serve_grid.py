@@ -63,6 +63,8 @@ class Setup:
 
 # what needs no mention
 _USUAL = ("full", "off", PAPERS)
+# one, and the seeds of its runs
+Server = tuple[Setup, tuple[int, ...]]
 # what two runs of one server have alike
 SETUP = tuple(field.name for field in fields(Setup))
 
@@ -105,19 +107,16 @@ class Scale:
         return asdict(self)
 
 
-def grid(model: str, scale: Scale) -> Iterator[tuple[Setup, tuple[int, ...]]]:
+def grid(model: str, scale: Scale) -> Iterator[Server]:
     """Servers on one device and the seeds of their runs."""
     (chosen, other), element = scale.windows, scale.element
     share, limit, first = scale.shares[0], scale.limits[0], scale.seeds[:1]
 
-    def pair(
-        share: float, limit: int, seeds: tuple[int, ...], eviction: Eviction = PAPERS
-    ) -> Iterator[tuple[Setup, tuple[int, ...]]]:
+    def pair(share: float, limit: int, seeds: tuple[int, ...], eviction: Eviction = PAPERS) -> Iterator[Server]:
         yield Setup(model, "dense", None, share, limit, eviction=eviction), seeds
         yield Setup(model, "nr", chosen, share, limit, element, eviction=eviction), seeds
 
     yield from pair(share, limit, scale.seeds[:_AT_ONCE])
-    yield Setup(model, "wr", chosen, share, limit, element), first
     for number, fewer in enumerate(scale.limits[1:]):
         yield from pair(share, fewer, first)
         if not number and (rest := scale.seeds[_AT_ONCE:]):
@@ -126,12 +125,18 @@ def grid(model: str, scale: Scale) -> Iterator[tuple[Setup, tuple[int, ...]]]:
         yield from pair(budget, limit, first, DEFAULT)
     for budget in scale.shares[1:]:
         yield from pair(budget, limit, first)
+    yield Setup(model, "wr", chosen, share, limit, element), first
     yield Setup(model, "nr", other, share, limit, element), first
     yield Setup(model, "wr", other, share, limit, element), first
     yield Setup(model, "nr", chosen, share, limit, "full" if element == "int8" else "int8"), first
 
 
-def placements(model: str, scale: Scale, ranks: int) -> Iterator[tuple[Setup, tuple[int, ...]]]:
+def shard(servers: Sequence[Server], number: int, count: int) -> list[Server]:
+    """Every ``count``-th pair of servers from the ``number``-th on: what is compared is measured by one process."""
+    return [server for place, server in enumerate(servers) if place // 2 % count == number]
+
+
+def placements(model: str, scale: Scale, ranks: int) -> Iterator[Server]:
     """Servers over several ranks: the chosen arm under every placement beside the dense one."""
     share, limit, first = scale.shares[0], scale.limits[0], scale.seeds[:1]
     modes: tuple[PlacementMode, ...] = ("off", "hybrid", "storage")

@@ -102,7 +102,7 @@ def test_a_grid_names_every_run_once_and_shards_share_it_out() -> None:
     keys = [setup.key(seed) for setup, seeds in planned for seed in seeds]
     assert len(set(keys)) == len(keys)
     parts = [flags.part(f"{i}/3") for i in range(3)]
-    assert sorted(str(one) for i, n in parts for one in planned[i::n]) == sorted(map(str, planned))
+    assert sorted(str(one) for i, n in parts for one in grids.shard(planned, i, n)) == sorted(map(str, planned))
     assert {setup.server_limit for setup, _ in planned} == set(SCALE.limits)
     assert {setup.placement for setup, _ in grids.placements("m", SCALE, 2)} == {"off", "storage", "hybrid"}
 

@@ -209,8 +209,8 @@ def made(name: str, options: Namespace, folder: Path, ranks: Ranks | None) -> Mo
 
 def _made(name: str, options: Namespace, folder: Path) -> Model:
     if name in SHAPES:
-        return shaped(name, folder, SEEDS[: options.seeds], options.trace)
-    return bundled(name, options.trace or RECORDING, options.threads, quick=options.quick)
+        return shaped(name, folder, SEEDS[: options.seeds], options.recording)
+    return bundled(name, options.recording or RECORDING, options.threads, quick=options.quick)
 
 
 if __name__ == "__main__":

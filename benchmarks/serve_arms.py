@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -117,7 +117,7 @@ class Servers:
         """What the model's forwards and restores cost, and its server, for simulations."""
         engine, _ = self._engine(setup)
         with behind_port(engine, self._name) as (shared, url):
-            return measure_served(shared, url)
+            return replace(measure_served(shared, url), model=self._name)
 
     def run(self, setup: Setup, seeds: Sequence[int]) -> list[Row]:
         """Rows of one server, one for each seed; on other ranks than 0 none.

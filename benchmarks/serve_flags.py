@@ -24,7 +24,7 @@ def arguments(description: str | None, line: Sequence[str] | None = None) -> Nam
     parser = common.arguments("serve", description)
     parser.add_argument("--models", default="tiny-gdn", help="bundled models and shapes, with commas (%(default)s)")
     parser.add_argument(
-        "--trace",
+        "--recording",
         type=Path,
         help="recording to ask; if unset, the one that comes with Holdover, or "
         "pasted paragraphs of models of random weights",

@@ -132,7 +132,7 @@ def grid(model: str, scale: Scale) -> Iterator[Server]:
 
 
 def shard(servers: Sequence[Server], number: int, count: int) -> list[Server]:
-    """Every ``count``-th pair of servers from the ``number``-th on: what is compared is measured by one process."""
+    """Every ``count``-th pair of servers from the ``number``-th on: those of a pair are of one process."""
     return [server for place, server in enumerate(servers) if place // 2 % count == number]
 
 

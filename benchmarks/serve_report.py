@@ -20,7 +20,6 @@ from benchmarks import common
 from benchmarks.common import RESULTS, Row
 from benchmarks.serve_grid import groups, setup_of
 from benchmarks.serve_simulated import filled, predicted
-from benchmarks.serve_traces import RECORDING
 from holdover.errors import HoldoverError
 from holdover.evaluation.latency import mean
 
@@ -113,14 +112,14 @@ def main() -> int:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("results", nargs="+", type=Path, help="files that serve.py wrote")
     parser.add_argument("--out", type=Path, default=RESULTS / "serve.json", help="file to write (%(default)s)")
-    parser.add_argument("--trace", type=Path, default=RECORDING, help="recording that was asked (%(default)s)")
+    parser.add_argument("--recording", type=Path, help="what was asked, unless it comes with Holdover or was pasted")
     parser.add_argument("--fill", action="store_true", help="simulate the rest of the paper's grid as well")
     options = parser.parse_args()
     try:
         document = merged([read(path) for path in options.results])
-        rows = predicted(document["rows"], document["models"], options.trace)
+        rows = predicted(document["rows"], document["models"], options.recording)
         document["simulated"] = (
-            filled(rows, document["models"], options.trace) if options.fill else document.get("simulated", [])
+            filled(rows, document["models"], options.recording) if options.fill else document.get("simulated", [])
         )
     except HoldoverError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -75,27 +75,26 @@ class Simulated:
             return None
 
 
-def simulated(about: dict[str, Any], recording: Path = RECORDING) -> Simulated:
+def simulated(about: dict[str, Any], recording: Path | None = None) -> Simulated:
     """What a file of results says of a model, made again.
 
     Args:
         about: the model and its trace.
-        recording: what it was asked, unless that was pasted together.
+        recording: what it was asked, unless that comes with Holdover or was pasted together.
 
     Raises:
-        HoldoverError: the trace that is made here is another one.
+        HoldoverError: the recording is missing, or the trace that is made of it is another one.
     """
     name = about["name"]
-    costs = costs_of(about["costs"])
+    costs, told = costs_of(about["costs"]), _recording(about["trace"]["source"], recording)
     with tempfile.TemporaryDirectory() as folder:
         if name in SHAPES:
-            told = None if about["trace"]["source"] == SOURCE else recording
             known = word_tokenizer(words(told))
             known.save_pretrained(folder)
             path, decay = Path(folder), drawn_decay(name, len(known))
             layout = decay.layout
         else:
-            files, told = resolve(name), recording
+            files = resolve(name)
             path, decay = files.path, read_decay(files)
             layout = layout_from_config(files.config, dtype=costs.dtype)
         trace = frozen(name, path, PRESETS[about["trace"]["preset"]], told, words_only=name in SHAPES)
@@ -108,6 +107,17 @@ def simulated(about: dict[str, Any], recording: Path = RECORDING) -> Simulated:
         return Simulated(layout, decay, dialogues, costs, about)
 
 
+def _recording(source: str, given: Path | None) -> Path | None:
+    """The recording of that name; None for pasted conversations."""
+    if source == SOURCE:
+        return None
+    if source == RECORDING.name:
+        return RECORDING
+    if given is None:
+        raise HoldoverError(f"{source} was asked, which does not come with Holdover: say where it is with --recording")
+    return given
+
+
 def unrepeated(exchange: Exchange) -> Exchange:
     """The same with a reply that the next prompt does not begin with, so that the turn resumes at a message boundary.
 
@@ -118,7 +128,7 @@ def unrepeated(exchange: Exchange) -> Exchange:
     return replace(exchange, reply=(abs(first - 1), *rest))
 
 
-def predicted(rows: Sequence[Row], models: Sequence[dict[str, Any]], recording: Path = RECORDING) -> list[Row]:
+def predicted(rows: Sequence[Row], models: Sequence[dict[str, Any]], recording: Path | None = None) -> list[Row]:
     """The rows of servers on one device with what the simulation says of each, by the costs of the row's own call."""
     made = {(about["name"], about["call"]): simulated(about, recording) for about in models if "costs" in about}
     found: dict[tuple[Setup, str], dict[str, Any]] = {}
@@ -132,7 +142,7 @@ def predicted(rows: Sequence[Row], models: Sequence[dict[str, Any]], recording: 
     return [row | ({"predicted": p} if (p := found.get((setup_of(row), row["call"]))) else {}) for row in rows]
 
 
-def filled(rows: Sequence[Row], models: Sequence[dict[str, Any]], recording: Path = RECORDING) -> list[Row]:
+def filled(rows: Sequence[Row], models: Sequence[dict[str, Any]], recording: Path | None = None) -> list[Row]:
     """What a call did not measure, simulated: the rest of the paper's grid, and other orders of eviction.
 
     Every row says that it is simulated.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,7 +20,7 @@ from holdover.errors import ConfigError, EndpointError
 
 if TYPE_CHECKING:
     from holdover.evaluation.serve.drive import Load, Measured
-    from holdover.evaluation.serve.endpoint import Endpoint, Served
+    from holdover.evaluation.serve.endpoint import Endpoint, ServedModel
     from holdover.evaluation.traces.trace import Trace
 
 bench = typer.Typer(no_args_is_help=True, help="Measure a running server.")
@@ -71,23 +72,25 @@ def serve(
     Means and 95th percentiles are over all requests of a run, hits and misses; then over runs.
     """
     work = workload(trace, preset, recording, tokenizer)
+    if output is not None:
+        _require_writable(output)
     wanted = None if seeds is None else tuple(measuring.numbers(seeds, "--seeds"))
     served = asyncio.run(_served(url, model, api_key, stall))
     frozen = work.trace(served.name)
-    _check_context(frozen, served)
+    _check_context(frozen, served, work.smaller)
     results = Results(frozen, url, arm, clients, server_limit, served.name)
     failure = asyncio.run(
         _measure(results, wanted or frozen.seeds, temperature, ignore_eos, flush=flush, stall=stall, key=api_key)
     )
     facts = results.facts(failure)
-    if output is not None:
-        output.write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if as_json:
         typer.echo(json.dumps({name: value for name, value in facts.items() if name != "requests"}, indent=2))
     elif results.runs:
         measuring.show(results.table())
     for note in results.notes():
         typer.echo(f"note: {note}", err=True)
+    if output is not None:
+        _write(output, facts)
     if failure is not None:
         raise failure
 
@@ -97,24 +100,42 @@ def register(app: typer.Typer) -> None:
     app.add_typer(bench, name="bench")
 
 
-async def _served(url: str, model: str | None, key: str | None, stall: float) -> Served:
-    """The model of that name, of which nothing is asked; the server's first one if None."""
-    from holdover.evaluation.serve.endpoint import Served, connect
+def _require_writable(output: Path) -> None:
+    """Say before hours are spent that what they give cannot be written."""
+    try:
+        place = output if output.exists() else output.parent
+        is_usable = os.access(place, os.W_OK) and place.is_dir() == (place != output)
+    except OSError:
+        is_usable = False
+    if not is_usable:
+        raise ConfigError(f"-o is {output}, where no file can be written: name one in a directory that exists")
 
-    if model is not None:
-        return Served(model)
+
+def _write(output: Path, facts: dict[str, Any]) -> None:
+    """Write the results, which are shown already. Not by replacing the file: it may be a device."""
+    try:
+        output.write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        ended = "" if facts["failure"] is None else f"; and the runs ended early: {facts['failure']}"
+        raise ConfigError(f"{output} cannot be written: {error.strerror or error}{ended}") from error
+
+
+async def _served(url: str, model: str | None, key: str | None, stall: float) -> ServedModel:
+    """The model of that name, or the server's first one."""
+    from holdover.evaluation.serve.endpoint import connect
+
     async with connect(url, key=key, clients=1, stall=stall) as endpoint:
-        return await endpoint.model()
+        return await endpoint.model(model)
 
 
-def _check_context(trace: Trace, served: Served) -> None:
+def _check_context(trace: Trace, served: ServedModel, smaller: str) -> None:
     """Refuse now what the server would refuse in the middle of a run."""
     turns = [turn for dialogue in trace.dialogues for turn in dialogue.turns]
     longest = max((turn.prompt_tokens + turn.max_tokens for turn in turns), default=0)
     if served.context is not None and longest > served.context:
         raise ConfigError(
             f"a request takes up to {longest:,} tokens with its reply, but {served.name} is served with a context of "
-            f"{served.context:,}: take a smaller --preset, or serve it with a longer one"
+            f"{served.context:,}: {smaller}, or serve it with a longer one"
         )
 
 

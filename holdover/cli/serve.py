@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 from contextlib import ExitStack
@@ -190,6 +191,9 @@ def serve(
             console.print(f"warning: {warning}", markup=False, soft_wrap=True)
         name = served_name or _name_of(model)
         lines = [*_chosen(effective), *summary(engine, name, listener, needs_key=bool(options.keys))]
+        # what is loaded stays: a full collection would look through all of it in the middle of somebody's answer
+        gc.collect()
+        gc.freeze()
         # it says "ready", so it comes with the first moment at which the server answers
         _run(engine, name, listener, options, grace=grace, ready="\n".join(lines), tracing=tracing)
 

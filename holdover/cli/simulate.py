@@ -43,7 +43,13 @@ def simulate(
     kv_budget: Annotated[str | None, typer.Option(help="Keys and values; as much as the whole trace if unset.")] = None,
     clients: Annotated[int, typer.Option(min=1, help="Conversations under way at a time.")] = 16,
     max_running: loading.MaxRunning = 16,
-    chunk_size: loading.ChunkSize = None,
+    chunk_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Most prompt tokens of one forward while other requests wait; as it was measured with if unset, and "
+            "under --measure the engine's own default."
+        ),
+    ] = None,
     w_max: measuring.Cutoffs = "16,64,128,512",
     elements: Annotated[str, typer.Option("--element", help="full, bfloat16, int8, with commas.")] = "full,int8",
     refreshes: Annotated[str, typer.Option("--refresh", help="none, suffix, with commas.")] = "none,suffix",
@@ -57,11 +63,13 @@ def simulate(
     """Predict hit rate and latency for a trace at each operating point, without running the model.
 
     The engine's own loop and cache run on pools that have sizes and no memory; forwards, restores and the server's work
-    take the time that was measured for them, with as many requests together as --max-running says. --device, --dtype
-    and --threads are for --measure.
+    take the time that was measured for them.
+
+    --measure heeds --costs, --max-running, --chunk-size, --device, --dtype and --threads; the last three are for it
+    alone.
     """
     if measure is not None:
-        _measure(measure, costs, dtype, device, threads, max_running)
+        _measure(measure, costs, dtype, device, threads, max_running, chunk_size)
         return
     if trace is None:
         raise ConfigError("give a trace to simulate, or --measure MODEL to measure costs")
@@ -84,6 +92,8 @@ def simulate(
     work = read_work(trace, model, priced.dtype, requests, block)
     if work.passed_over:
         typer.echo(work.passed_over, err=True)
+    if caution := _caution(priced, max_running):
+        typer.echo(caution, err=True)
     simulation = _Simulation(
         work,
         priced,
@@ -146,17 +156,42 @@ class _Simulation:
             return point, None, str(error)
 
 
-def _measure(model: str, path: Path, dtype: str, device: str, threads: int | None, max_running: int) -> None:
+def _caution(costs: Costs, max_running: int) -> str | None:
+    """What the costs do not say about a server that runs so many requests together."""
+    from holdover.evaluation.simulate.costs import ServingCost
+
+    together = costs.serving.together
+    if costs.serving == ServingCost():
+        return (
+            "the server's work is not counted, for the costs have none: holdover simulate --measure MODEL measures it "
+            "for models with a chat template"
+        )
+    if together not in (0, max_running):
+        return (
+            f"the server's work for a token was measured with {together} requests together, and --max-running is "
+            f"{max_running}: measure with that to be sure"
+        )
+    return None
+
+
+def _measure(
+    model: str, path: Path, dtype: str, device: str, threads: int | None, max_running: int, chunk_size: int | None
+) -> None:
     check_server()
     with loading.progress(measuring.console(), f"loading {model}"):
-        engine = loading.load_engine(model, dtype=dtype, device=device, threads=threads, max_running=max_running)
+        engine = loading.load_engine(
+            model, dtype=dtype, device=device, threads=threads, max_running=max_running, chunk_size=chunk_size
+        )
     from holdover.evaluation.simulate.costs import write_costs
-    from holdover.evaluation.simulate.serving import measure_served
+    from holdover.evaluation.simulate.serving import measure_served, obstacle
 
     with loading.progress(measuring.console(), "measuring"), behind_port(engine, model) as (shared, url):
         found = measure_served(shared, url)
     write_costs(found, path)
     typer.echo(f"wrote {path}: a prefill of 512 tokens {found.prefill.ms(512, 512 * 513 // 2):.3g} ms")
+    if (why := obstacle(engine)) is not None:
+        typer.echo(f"the server's work was not measured: {why}", err=True)
+        return
     before, token = found.serving.before_ms(512), found.serving.token
     typer.echo(f"the server adds {before:.3g} ms before such a prefill, and {token:.3g} ms for each token of a reply")
 

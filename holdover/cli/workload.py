@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
@@ -23,8 +23,10 @@ class TraceFile:
 
     Attributes:
         path: the file.
+        smaller: how to get one of shorter requests.
     """
 
+    smaller: ClassVar[str] = "freeze a smaller trace"
     path: Path
 
     def trace(self, served: str) -> Trace:
@@ -46,8 +48,10 @@ class Recording:
         preset: the scale.
         recording: where they are; None for those that come with Holdover.
         tokenizer: model whose tokenizer counts; None for the served one, which is a bundled one then.
+        smaller: how to get shorter requests.
     """
 
+    smaller: ClassVar[str] = "take a smaller --preset"
     preset: Preset
     recording: Path | None
     tokenizer: str | None
@@ -56,7 +60,7 @@ class Recording:
         """Freeze them.
 
         Args:
-            served: what the server calls its model.
+            served: what the model is called, by the server or the user.
 
         Raises:
             HoldoverError: the model has no tokenizer here, or the recording cannot be read or has nothing that fits.
@@ -92,11 +96,11 @@ def workload(
 def _bundled(served: str) -> Path:
     from holdover.weights.bundled import bundled_path
 
-    # a server may call its model anything: a name is followed neither into this machine's directories nor to the hub
+    # the model may be called anything: a name is followed neither into this machine's directories nor to the hub
     folder = bundled_path(served)
     if folder is None:
         raise ConfigError(
-            f"the server calls its model {served!r}, which is none that comes with Holdover: say whose tokenizer "
+            f"the model is called {served!r}, which is none that comes with Holdover: say whose tokenizer "
             "counts its prompts with --tokenizer MODEL (a bundled name, a directory or a hub id)"
         )
     return folder

@@ -103,6 +103,7 @@ def test_a_grid_names_every_run_once_and_shards_share_it_out() -> None:
     assert len(set(keys)) == len(keys)
     parts = [flags.part(f"{i}/3") for i in range(3)]
     assert sorted(str(one) for i, n in parts for one in grids.shard(planned, i, n)) == sorted(map(str, planned))
+    assert grids.shard(planned, 1, 3)[:2] == planned[2:4]
     assert {setup.server_limit for setup, _ in planned} == set(SCALE.limits)
     assert {setup.placement for setup, _ in grids.placements("m", SCALE, 2)} == {"off", "storage", "hybrid"}
 
@@ -114,6 +115,14 @@ def test_both_arms_are_simulated_under_every_order_at_smaller_budgets_too() -> N
     assert {setup.eviction for setup in wanted} == set(EVICTIONS)
     points = {(setup.arm, setup.w_max, setup.element, setup.server_limit) for setup in wanted}
     assert points == {("dense", None, "full", 32), ("nr", 16, "int8", 32)}
+
+
+def test_a_recording_that_does_not_come_along_must_be_given(tmp_path: Path) -> None:
+    assert simulated._recording(traces.SOURCE, tmp_path) is None
+    assert simulated._recording(traces.RECORDING.name, tmp_path) == traces.RECORDING
+    assert simulated._recording("another.json", tmp_path) == tmp_path
+    with pytest.raises(HoldoverError, match=r"another\.json was asked.*--recording"):
+        simulated._recording("another.json", None)
 
 
 def test_an_arm_beyond_its_budget_fails() -> None:

@@ -7,19 +7,21 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdover.engine.hf.tokenizer import Tokenizer
+from holdover.evaluation.serve import endpoint
 from holdover.evaluation.traces import Conversation, Turn
 from holdover.evaluation.traces.build import Preset, build_trace
 from holdover.evaluation.traces.sources import BUNDLED
-from holdover.evaluation.traces.trace import write_trace
+from holdover.evaluation.traces.trace import read_trace, write_trace
 from holdover.weights.bundled import DEFAULT_MODEL, bundled_path
 from tests.cli.run import error_line, invoke
-from tests.server.live import Live, running
+from tests.server.live import NAME, Live, running
 
 CONVERSATIONS, TURNS = 2, 3
 # short: every step of a poisoned server is slow
@@ -121,26 +123,29 @@ def _request(connection: socket.socket) -> str:
 
 
 @contextmanager
-def scripted(*replies: list[bytes]) -> Iterator[str]:
+def scripted(*replies: list[bytes], promised: str = "") -> Iterator[str]:
     """A server that gives each chat the next of ``replies``: the bytes of a stream, cut off where a list ends.
 
-    The last reply's connection stays open, without a byte more, if it does not end with ``DONE``.
+    The last reply's connection stays open, without a byte more, if it does not end with ``DONE``. Each part of a reply
+    is sent alone. ``promised`` is the length that every reply is said to have, if any.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     kept: list[socket.socket] = []
     left = iter(replies)
-    is_last = [False]
+    length = f"Content-Length: {promised}\r\n" if promised else ""
 
     def answer(connection: socket.socket) -> None:
         asked = _request(connection)
-        head = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-        if "/v1/chat/completions" in asked:
-            reply = next(left)
-            head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-            head += b"".join(reply)
-            is_last[0] = reply is replies[-1] and reply[-1] != DONE
-        connection.sendall(head)
-        if is_last[0]:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if "/v1/chat/completions" not in asked:
+            connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            connection.close()
+            return
+        reply = next(left)
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n{length}\r\n"
+        for part in (head.encode(), *reply):
+            connection.sendall(part)
+        if reply is replies[-1] and reply[-1] != DONE:
             kept.append(connection)
         else:
             connection.close()
@@ -174,6 +179,7 @@ WHOLE = [WORD, END, USAGE, DONE]
     [
         ([WORD], "sent nothing for 1 seconds"),
         ([chunk(error={"message": "out of memory"}), DONE], "out of memory"),
+        ([WORD, chunk(error={"message": "out of memory"})], "broke a reply off: out of memory"),
         ([b"data: {\n\n", DONE], "not JSON"),
     ],
 )
@@ -198,6 +204,13 @@ def test_a_stream_that_breaks_off_is_no_reply(trace: Path, tmp_path: Path) -> No
     assert len(facts["requests"]) == 1
 
 
+def test_an_error_is_said_though_the_connection_is_cut_behind_it(trace: Path, tmp_path: Path) -> None:
+    error = chunk(error={"message": "out of memory"})
+    with scripted([WORD, error], WHOLE, promised="1000") as url:
+        ran, _ = bench(url, trace, tmp_path / "out.json", *FLAGS)
+    assert "broke a reply off: out of memory" in error_line(ran.stderr)
+
+
 def test_a_server_without_usage_is_measured_all_the_same(trace: Path, tmp_path: Path) -> None:
     with scripted(*[[WORD, END, DONE]] * (CONVERSATIONS * TURNS)) as url:
         ran, facts = bench(url, trace, tmp_path / "out.json", *FLAGS)
@@ -212,6 +225,19 @@ def test_a_server_that_is_not_there_is_named(trace: Path, tmp_path: Path) -> Non
     ran = invoke("bench", "serve", url, "--trace", str(trace))
     assert ran.exit_code == 2
     assert f"{url}/v1/models cannot be reached" in error_line(ran.stderr)
+
+
+def test_a_server_that_takes_no_connection_does_not_stall(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "_CONNECT", 0.5)
+    # whose queue is full: further ones are not answered
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.socket() as first, socket.socket() as second:
+        for waiting in (first, second):
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        ran = invoke("bench", "serve", url, "--trace", str(trace))
+    assert ran.exit_code == 2
+    assert "cannot be reached within 0.5 seconds" in error_line(ran.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -267,15 +293,48 @@ def test_without_flags_the_bundled_recording_is_sent_at_the_small_scale(tmp_path
 def test_a_model_of_unknown_tokenizer_is_not_looked_for(tmp_path: Path) -> None:
     ran = invoke("bench", "serve", "--model", str(tmp_path), "--preset", "tiny")
     assert ran.exit_code == 2
-    assert f"calls its model '{tmp_path}'" in error_line(ran.stderr)
+    assert f"the model is called '{tmp_path}'" in error_line(ran.stderr)
     assert "--tokenizer MODEL" in error_line(ran.stderr)
 
 
-def test_requests_longer_than_the_servers_context_are_not_begun(server: Live, tmp_path: Path) -> None:
-    ran = invoke("bench", "serve", server.url, "-o", str(tmp_path / "out.json"))
+@pytest.mark.parametrize("flags", [(), ("--model", NAME)])
+def test_requests_longer_than_the_servers_context_are_not_begun(
+    server: Live, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    ran = invoke("bench", "serve", server.url, *flags, "-o", str(tmp_path / "out.json"))
     assert ran.exit_code == 2
-    assert "is served with a context of 1,024" in error_line(ran.stderr)
+    assert "is served with a context of 1,024: take a smaller --preset" in error_line(ran.stderr)
     assert not (tmp_path / "out.json").exists()
+
+
+def test_a_frozen_trace_can_only_be_frozen_smaller(server: Live, trace: Path, tmp_path: Path) -> None:
+    frozen = read_trace(trace)
+    first, *others = frozen.dialogues
+    endless = replace(first, turns=(replace(first.turns[0], max_tokens=2000), *first.turns[1:]))
+    write_trace(replace(frozen, dialogues=(endless, *others)), tmp_path / "long.jsonl")
+    ran = invoke("bench", "serve", server.url, "--trace", str(tmp_path / "long.jsonl"))
+    assert "with a context of 1,024: freeze a smaller trace" in error_line(ran.stderr)
+
+
+@pytest.mark.parametrize("output", ["", "missing/out.json", "file/out.json", "x" * 300])
+def test_results_that_could_not_be_written_are_not_measured(trace: Path, tmp_path: Path, output: str) -> None:
+    (tmp_path / "file").touch()
+    with socket.create_server(("127.0.0.1", 0)) as unasked:
+        url = f"http://127.0.0.1:{unasked.getsockname()[1]}"
+        ran = invoke("bench", "serve", url, "--trace", str(trace), "-o", str(tmp_path / output))
+    assert ran.exit_code == 2
+    assert f"-o is {tmp_path / output}, where no file can be written" in error_line(ran.stderr)
+
+
+@pytest.mark.parametrize(("last", "failure"), [(WHOLE, ""), ([chunk(error="out of memory"), DONE], "out of memory")])
+def test_what_was_measured_is_shown_though_it_cannot_be_written(trace: Path, last: list[bytes], failure: str) -> None:
+    replies = [WHOLE] * (CONVERSATIONS * TURNS - 1) + [last]
+    with scripted(*replies) as url:
+        ran = invoke("bench", "serve", url, "--trace", str(trace), *FLAGS, "--json", "-o", "/dev/full")
+    assert ran.exit_code == 2
+    assert "/dev/full cannot be written: No space left on device" in error_line(ran.stderr)
+    assert failure in error_line(ran.stderr)
+    assert json.loads(ran.stdout)["rows"][0]["requests"] == sum(reply is WHOLE for reply in replies)
 
 
 @pytest.mark.parametrize(

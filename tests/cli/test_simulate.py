@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvicorn
 
-from holdover.evaluation.simulate.costs import read_costs, write_costs
+from holdover.cli.loading import load_engine
+from holdover.cli.port import behind_port
+from holdover.errors import HoldoverError
+from holdover.evaluation.simulate.costs import ServingCost, read_costs, write_costs
+from holdover.evaluation.simulate.serving import measure_served, obstacle
 from tests.cli.run import error_line, invoke
 from tests.evaluation.simulate.traffic import COSTS
+from tests.server import tiny
 
 
 def recording(path: Path, count: int) -> Path:
@@ -71,6 +80,28 @@ def test_a_budget_that_is_too_small_costs_one_point_only(model: Path, trace: Pat
     assert "state budget of 1024 bytes is too small" in ran.stdout
 
 
+@pytest.mark.parametrize(
+    ("serving", "said"),
+    [
+        (ServingCost(), "the server's work is not counted"),
+        (ServingCost(1.0, 0.1, 0.5, 3), "was measured with 3 requests together, and --max-running is 2"),
+        (ServingCost(1.0, 0.1, 0.5, 2), ""),
+        # as files had it before this was written down
+        (ServingCost(1.0, 0.1, 0.5), ""),
+    ],
+)
+def test_what_costs_do_not_say_of_a_server_is_said(
+    serving: ServingCost, said: str, model: Path, trace: Path, tmp_path: Path
+) -> None:
+    write_costs(replace(COSTS, serving=serving), tmp_path / "costs.json")
+    flags = ("--costs", str(tmp_path / "costs.json"), "--model", str(model), "--wmax", "16", "--max-running", "2")
+    ran = invoke("simulate", str(trace), *flags, "--json")
+    assert ran.exit_code == 0, ran.output
+    lines = [line for line in ran.stderr.splitlines() if "server's work" in line]
+    assert len(lines) == bool(said)
+    assert said in "".join(lines)
+
+
 def blocks(path: Path, *rows: object) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -115,7 +146,7 @@ def test_what_cannot_be_simulated_is_said(flags: tuple[str, ...], said: str, tmp
 
 
 def test_costs_are_measured_on_this_machine(model: Path, tmp_path: Path) -> None:
-    flags = ("--costs", str(tmp_path / "costs.json"), "--threads", "1", "--max-running", "2")
+    flags = ("--costs", str(tmp_path / "costs.json"), "--threads", "1", "--max-running", "2", "--chunk-size", "64")
     ran = invoke("simulate", "--measure", str(model), *flags)
     assert ran.exit_code == 0, ran.output
     found = read_costs(tmp_path / "costs.json")
@@ -126,7 +157,44 @@ def test_costs_are_measured_on_this_machine(model: Path, tmp_path: Path) -> None
     assert found.unpack_ms > 0
     assert found.serving.before_ms(100) > 0
     assert found.serving.token >= 0
+    assert found.serving.together == 2
+    assert found.chunk_size == 64
     assert "the server adds" in ran.stdout
+
+
+def test_a_model_without_a_template_is_measured_without_a_server(tmp_path: Path) -> None:
+    model = tiny.save(tmp_path / "model")
+    (model / "chat_template.jinja").unlink()
+    flags = ("--costs", str(tmp_path / "costs.json"), "--threads", "1", "--max-running", "2")
+    ran = invoke("simulate", "--measure", str(model), *flags)
+    assert ran.exit_code == 0, ran.output
+    found = read_costs(tmp_path / "costs.json")
+    assert found.prefill.ms(256, 256 * 257 // 2) > 0
+    assert found.serving == ServingCost()
+    lines = [line for line in ran.stderr.splitlines() if "not measured" in line]
+    assert lines == ["the server's work was not measured: the model has no chat template"]
+
+
+def test_a_context_without_room_for_chats_is_measured_without_a_server(model: Path) -> None:
+    engine = load_engine(str(model), device="cpu", max_context=64, max_running=2)
+    assert "64 tokens is too short" in (obstacle(engine) or "")
+    with behind_port(engine, "tiny") as (shared, url):
+        found = measure_served(shared, url)
+    assert found.prefill.ms(32, 32 * 33 // 2) > 0
+    assert found.serving == ServingCost()
+
+
+def test_a_server_that_does_not_start_leaves_no_engine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def startup(self: uvicorn.Server, **_: Any) -> None:
+        # as it does when the application cannot start
+        self.should_exit = True
+
+    before = set(threading.enumerate())
+    engine = load_engine(str(model), device="cpu", max_running=2)
+    monkeypatch.setattr(uvicorn.Server, "startup", startup)
+    with pytest.raises(HoldoverError, match="before it had started"), behind_port(engine, "tiny"):
+        pass
+    assert not [one.name for one in set(threading.enumerate()) - before if one.name in ("holdover-engine", "server")]
 
 
 def test_measuring_without_a_server_says_what_to_install(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdover.engine import async_engine
 from holdover.engine.async_engine import AsyncEngine
 from holdover.engine.engine import Engine
 from holdover.engine.options import EngineOptions
@@ -50,6 +51,30 @@ def test_concurrent_streams(engine: AsyncEngine) -> None:
         assert [update.output for update in updates[:-1]] == [None] * (2 + i)
         assert tuple(token for update in updates for token in update.token_ids) == output.token_ids
         assert_greedy(TOY, output, logprobs=False)
+
+
+def test_a_step_wakes_an_event_loop_once(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        wake = loop.call_soon_threadsafe
+
+        def counted(callback, *args, **kwargs):
+            if callback is async_engine._put_all:
+                batches.append(len(args[0]))
+            return wake(callback, *args, **kwargs)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+        await asyncio.gather(
+            *(read(engine, prompt_of(2, seed=i, vocab=8), SamplingParams(max_tokens=9)) for i in range(4))
+        )
+
+    asyncio.run(main())
+    stats = engine.engine.core.stats
+    assert sum(batches) == 4 * 9
+    assert max(batches) == 4
+    assert len(batches) <= stats.prefill_forwards + stats.decode_forwards
 
 
 def test_several_event_loops(engine: AsyncEngine) -> None:

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     import aiohttp
 
 _CONNECT = 10.0
+# below the 5 s after which uvicorn closes an idle connection: what is sent into one that closes is lost, and aiohttp
+# does not repeat a POST
+_IDLE = 2.0
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """A model that a server offers.
 
     Attributes:
@@ -44,21 +47,23 @@ class Endpoint:
         self._url = url
         self._stall = stall
 
-    async def model(self) -> Served:
-        """The first model that it serves.
+    async def model(self, name: str | None = None) -> ServedModel:
+        """A model that it serves.
+
+        Args:
+            name: of which one, whether the server lists it or not; None for its first one.
 
         Raises:
-            EndpointError: it does not say.
+            EndpointError: the first one is wanted, and the server does not say.
         """
-        async with self._asked("GET", "/v1/models") as response:
-            content = await response.read()
-            self._check(response.status, content)
         try:
-            found = json.loads(content)["data"][0]
-            context = found.get("max_model_len")
-            return Served(str(found["id"]), context if isinstance(context, int) else None)
-        except (ValueError, LookupError, TypeError, AttributeError):
-            raise EndpointError(f"{self._url}/v1/models lists no model: name one with --model") from None
+            offered = await self._models()
+        except EndpointError:
+            if name is None:
+                raise
+            offered = []
+        # a server need not list what it serves: what it refuses, it says when asked for a reply
+        return offered[0] if name is None else next((one for one in offered if one.name == name), ServedModel(name))
 
     async def metrics(self) -> str | None:
         """Its metrics in Prometheus' text format; None if it has none."""
@@ -89,6 +94,19 @@ class Endpoint:
                 reply.push(data)
         return reply.finish()
 
+    async def _models(self) -> list[ServedModel]:
+        """Those that are listed, at least one."""
+        async with self._asked("GET", "/v1/models") as response:
+            content = await response.read()
+            self._check(response.status, content)
+        try:
+            found = [_model(entry) for entry in json.loads(content)["data"]]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            found = []
+        if not found:
+            raise EndpointError(f"{self._url}/v1/models lists no model: name one with --model")
+        return found
+
     def _check(self, status: int, content: bytes) -> None:
         if status == 200:
             return
@@ -106,6 +124,8 @@ class Endpoint:
         try:
             async with self._http.request(method, self._url + path, allow_redirects=False, **body) as response:
                 yield response
+        except aiohttp.ConnectionTimeoutError:
+            raise EndpointError(f"{self._url}{path} cannot be reached within {_CONNECT:g} seconds") from None
         except TimeoutError:
             raise EndpointError(
                 f"{self._url}{path} sent nothing for {self._stall:g} seconds: it stalls, or needs a longer --stall"
@@ -113,6 +133,11 @@ class Endpoint:
         except (aiohttp.ClientError, OSError) as error:
             why = str(error) or type(error).__name__
             raise EndpointError(f"{self._url}{path} cannot be reached, or went away ({why})") from None
+
+
+def _model(entry: dict[str, Any]) -> ServedModel:
+    context = entry.get("max_model_len")
+    return ServedModel(str(entry["id"]), context if isinstance(context, int) else None)
 
 
 @asynccontextmanager
@@ -138,7 +163,7 @@ async def connect(url: str, *, key: str | None, clients: int, stall: float) -> A
     http = aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT, sock_read=stall),
-        connector=aiohttp.TCPConnector(limit=clients + 1),
+        connector=aiohttp.TCPConnector(limit=clients + 1, keepalive_timeout=_IDLE),
     )
     async with http:
         yield Endpoint(http, root, stall)

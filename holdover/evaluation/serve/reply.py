@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdover.errors import EndpointError
 
-_DONE = b"data: [DONE]"
+_DONE = b"[DONE]"
+_ERROR = b'"error"'
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class Answer:
 class Reply:
     """Collects a stream of server-sent events.
 
-    Only what comes up to the first token is read at once. All else is read at the end, where no time is measured any
-    more: reading a token takes about as long as a server takes to make one for each of its clients.
+    Only what comes up to the first token is read at once, and what may be an error. All else is read when the stream
+    has ended and its times are taken: reading a token takes about as long as a server takes to make one for each of
+    its clients.
 
     Args:
         url: of the server, for messages.
@@ -49,17 +50,22 @@ class Reply:
         self._start = time.perf_counter()
         self._first: float | None = None
         self._received: list[bytes] = []
+        self._rest = b""
 
     def push(self, data: bytes) -> None:
         """Take what has just arrived.
 
         Raises:
-            EndpointError: it is no part of a reply.
+            EndpointError: it is no part of a reply, as far as it is read yet, or says why the reply is broken off.
         """
         now = time.perf_counter()
         self._received.append(data)
-        if self._first is None and any(_said(chunk)[1] for chunk in self._chunks(whole_lines=True)):
-            self._first = now
+        whole, _, self._rest = (self._rest + data).rpartition(b"\n")
+        # a connection that stalls or is cut behind an error never comes to its end
+        if self._first is None or _ERROR in whole:
+            parts = [self._part(event) for event in _events(whole) if event != _DONE]
+            if self._first is None and any(part.has_token for part in parts):
+                self._first = now
 
     def finish(self) -> Answer:
         """The stream has ended.
@@ -68,45 +74,31 @@ class Reply:
             EndpointError: it broke off, or is no reply.
         """
         end = time.perf_counter()
-        text, usage = [], None
-        for chunk in self._chunks():
-            text.append(_said(chunk)[0])
-            usage = chunk.get("usage") or usage
-        if _DONE not in self._lines():
+        # without a last line that does not end: it was cut
+        events = _events(b"".join(self._received).rpartition(b"\n")[0])
+        parts = [self._part(event) for event in events if event != _DONE]
+        if _DONE not in events:
             raise EndpointError(f"{self._url} ended a stream before its reply was whole")
-        counts = usage or {}
-        details = counts.get("prompt_tokens_details") or {}
+        usage = next((part.usage for part in reversed(parts) if part.usage is not None), _Usage())
         return Answer(
-            "".join(text),
+            "".join(part.text for part in parts),
             1e3 * ((self._first or end) - self._start),
             1e3 * (end - self._start),
-            counts.get("prompt_tokens"),
-            details.get("cached_tokens"),
-            counts.get("completion_tokens"),
+            *usage,
         )
 
-    def _lines(self, *, whole: bool = False) -> list[bytes]:
-        """Lines so far; ``whole``: without the last one, which may go on."""
-        # of bytes: a text may hold characters that end lines elsewhere
-        lines = b"".join(self._received).splitlines(keepends=whole)
-        return [line for line in lines if line.endswith((b"\n", b"\r"))] if whole else lines
-
-    def _chunks(self, *, whole_lines: bool = False) -> Iterator[dict[str, Any]]:
-        for line in self._lines(whole=whole_lines):
-            if line.startswith(b"data:") and not line.startswith(_DONE):
-                yield self._chunk(line[5:])
-
-    def _chunk(self, data: bytes) -> dict[str, Any]:
-        shown = data[:80].decode("utf-8", "replace").strip()
+    def _part(self, event: bytes) -> _Part:
+        shown = event[:80].decode("utf-8", "replace")
         try:
-            chunk = json.loads(data)
+            chunk = json.loads(event)
         except ValueError:
             raise EndpointError(f"{self._url} sent a line of a stream that is not JSON: {shown!r}") from None
-        if not isinstance(chunk, dict):
-            raise EndpointError(f"{self._url} sent a line of a stream that is no chunk: {shown!r}")
-        if (error := chunk.get("error")) is not None:
-            raise EndpointError(f"{self._url} broke a reply off: {reason_of(error)}")
-        return chunk
+        try:
+            if (error := chunk.get("error")) is not None:
+                raise EndpointError(f"{self._url} broke a reply off: {reason_of(error)}")
+            return _part_of(chunk)
+        except (TypeError, AttributeError):
+            raise EndpointError(f"{self._url} sent a line of a stream that is no chunk: {shown!r}") from None
 
 
 def reason_of(error: Any) -> str:
@@ -114,12 +106,45 @@ def reason_of(error: Any) -> str:
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
-def _said(chunk: dict[str, Any]) -> tuple[str, bool]:
-    """Text that a chunk adds to the reply, and whether it shows that a token was there."""
-    for choice in chunk.get("choices") or ():
-        delta = choice.get("delta") or {}
-        content = delta.get("content") or ""
-        # what is thought stands in no history, but is generated
-        thought = delta.get("reasoning_content") or delta.get("reasoning")
-        return content, bool(content or thought or choice.get("finish_reason"))
-    return "", False
+class _Usage(NamedTuple):
+    """Counts of tokens, as `Answer` has them."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Part(NamedTuple):
+    """What a chunk adds to a reply: text, whether it shows that a token was there, and usage if it has any."""
+
+    text: str
+    has_token: bool
+    usage: _Usage | None
+
+
+def _events(lines: bytes) -> list[bytes]:
+    """The data of each event of whole lines."""
+    # of bytes: a text may hold characters that end lines elsewhere
+    return [line[5:].strip() for line in lines.splitlines() if line.startswith(b"data:")]
+
+
+def _part_of(chunk: Any) -> _Part:
+    """Read a chunk; a `TypeError` or an `AttributeError` says that it is none."""
+    choice: Any = next(iter(chunk.get("choices") or ()), {})
+    delta = choice.get("delta") or {}
+    content = delta.get("content") or ""
+    if not isinstance(content, str):
+        raise TypeError("content")
+    # what is thought stands in no history, but is generated
+    thought = delta.get("reasoning_content") or delta.get("reasoning")
+    has_token = bool(content or thought or choice.get("finish_reason"))
+    usage = chunk.get("usage")
+    return _Part(content, has_token, _usage_of(usage) if usage else None)
+
+
+def _usage_of(usage: Any) -> _Usage:
+    details = usage.get("prompt_tokens_details") or {}
+    counts = (usage.get("prompt_tokens"), details.get("cached_tokens"), usage.get("completion_tokens"))
+    if not all(count is None or isinstance(count, int) for count in counts):
+        raise TypeError("usage")
+    return _Usage(*counts)

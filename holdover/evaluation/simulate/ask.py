@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ def asking(url: str, clients: int) -> Iterator[Ask]:
         clients: most chats that are sent together.
 
     Raises:
-        HoldoverError: of what is yielded: a chat was not answered.
+        HoldoverError: of what is yielded: a chat was not answered, or the process has ended.
     """
     command = [sys.executable, "-m", __name__, url, str(clients)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
@@ -62,7 +62,9 @@ def asking(url: str, clients: int) -> Iterator[Ask]:
         sent, answered = client.stdin, client.stdout
 
         def ask(chats: Sequence[dict[str, Any]]) -> Asked:
-            print(json.dumps(chats), file=sent, flush=True)
+            # one that has ended may have said why
+            with suppress(OSError):
+                print(json.dumps(chats), file=sent, flush=True)
             answer = json.loads(answered.readline() or '{"error": "the client process ended"}')
             if "error" in answer:
                 raise HoldoverError(answer["error"])
@@ -72,7 +74,8 @@ def asking(url: str, clients: int) -> Iterator[Ask]:
             yield ask
         finally:
             # the end of its input ends it
-            sent.close()
+            with suppress(OSError):
+                sent.close()
 
 
 async def _serve(url: str, clients: int) -> None:
@@ -108,5 +111,3 @@ if __name__ == "__main__":
         asyncio.run(_serve(sys.argv[1], int(sys.argv[2])))
     except HoldoverError as error:
         print(json.dumps({"error": str(error)}), flush=True)
-        # whoever asks is told when it has asked
-        sys.stdin.read()

@@ -37,17 +37,19 @@ class ServingCost:
     Tokenising does not.
 
     Attributes:
-        request: of any request, before the engine sees it.
+        request: of any request, before the engine sees it; they are read one after another.
         prompt_token: of each token of its prompt, before the engine sees it, which goes on meanwhile.
         token: of each token that is sent, between the step that made it and the next one.
+        together: requests that ran together when that was measured; 0 if nobody knows.
     """
 
     request: float = 0.0
     prompt_token: float = 0.0
     token: float = 0.0
+    together: int = 0
 
     def before_ms(self, prompt: int) -> float:
-        """Milliseconds until the engine sees a request with a prompt of so many tokens."""
+        """Milliseconds until the engine sees a request that comes alone, with a prompt of so many tokens."""
         return self.request + self.prompt_token * prompt
 
 

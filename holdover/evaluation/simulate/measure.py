@@ -14,6 +14,7 @@ import torch
 from holdover.codec import Codec
 from holdover.engine.engine import Engine
 from holdover.engine.sampling import SamplingParams
+from holdover.errors import HoldoverError
 from holdover.evaluation.simulate.costs import Costs, ForwardCost, pairs_of
 from holdover.store import LeaseState, PackedPool
 
@@ -49,6 +50,9 @@ def measure(engine: Engine, machine: str | None = None) -> Costs:
     Args:
         engine: of the model, idle.
         machine: what to call the machine; the processor's or the GPU's name if None.
+
+    Raises:
+        HoldoverError: the engine's context is too short for any length that is tried.
     """
     device = engine.loaded.host.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
@@ -66,7 +70,13 @@ def measure(engine: Engine, machine: str | None = None) -> Costs:
 
 
 def fit(observed: Sequence[Observed]) -> ForwardCost:
-    """Costs that make the least relative error, none of them negative."""
+    """Costs that make the least relative error, none of them negative.
+
+    Raises:
+        HoldoverError: nothing was observed.
+    """
+    if not observed:
+        raise HoldoverError("no forward could be measured: the engine's context is too short")
     rows = [[float(o.forwards), float(o.tokens), float(o.pairs)] for o in observed]
     return ForwardCost(*least(rows, [o.ms for o in observed]))
 

@@ -25,7 +25,7 @@ _SAMPLE = 2000
 
 
 def measure_served(shared: AsyncEngine, url: str, machine: str | None = None) -> Costs:
-    """Measure forwards, restores and the server.
+    """Measure forwards, restores and, unless there is an `obstacle`, the server.
 
     Args:
         shared: the engine, idle.
@@ -33,13 +33,25 @@ def measure_served(shared: AsyncEngine, url: str, machine: str | None = None) ->
         machine: as for `measure`.
 
     Raises:
-        HoldoverError: the server does not answer chats.
+        HoldoverError: the server does not answer chats, or as for `measure`.
     """
     costs = asyncio.run(shared.call(lambda _: measure(shared.engine, machine)))
+    if obstacle(shared.engine) is not None:
+        return costs
     with asking(url, shared.engine.core.limits.max_running) as ask:
         request, prompt_token = fit_requests(_single(shared.engine, ask))
-        token = _token(shared, ask)
-    return replace(costs, serving=ServingCost(request, prompt_token, token))
+        token, together = _token(shared, ask)
+    return replace(costs, serving=ServingCost(request, prompt_token, token, together))
+
+
+def obstacle(engine: Engine) -> str | None:
+    """Why a server's work for this engine cannot be measured; None if it can."""
+    if not engine.loaded.tokenizer.has_chat_template:
+        return "the model has no chat template"
+    # a template may add as much again
+    if not _has_room(engine, 1, 2 * LENGTHS[0]):
+        return f"a context of {engine.prepare.max_context} tokens is too short for it"
+    return None
 
 
 def fit_requests(asked: Sequence[Asked]) -> tuple[float, float]:
@@ -60,8 +72,11 @@ def _single(engine: Engine, ask: Ask) -> list[Asked]:
     return found
 
 
-def _token(shared: AsyncEngine, ask: Ask) -> float:
-    """Milliseconds by which a token that is sent makes a step longer, with as many together as the engine runs."""
+def _token(shared: AsyncEngine, ask: Ask) -> tuple[float, int]:
+    """Milliseconds by which a token that is sent makes a step longer, and with how many requests together.
+
+    As many as the engine runs, or as it has room for.
+    """
     engine = shared.engine
     length = ask([_chat(engine, LENGTHS[0], tokens=1)]).prompt_tokens
     batch = engine.core.limits.max_running
@@ -76,7 +91,7 @@ def _token(shared: AsyncEngine, ask: Ask) -> float:
         walls = [ask(together).wall_ms for together in chats]
         alone, short, long = min(alone, steps.ms), min(short, walls[0]), min(long, walls[1])
     # what comes before all decode together, and after, is alike in both
-    return max(0.0, (long - short - alone) / (_STEPS * batch))
+    return max(0.0, (long - short - alone) / (_STEPS * batch)), batch
 
 
 def _has_room(engine: Engine, batch: int, length: int) -> bool:

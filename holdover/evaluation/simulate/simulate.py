@@ -64,8 +64,10 @@ class VirtualTime:
     def __init__(self, clock: Clock, costs: Costs) -> None:
         self._clock = clock
         self._serving = costs.serving
-        # what the server does for requests since the last step
-        self._reading = 0.0
+        # requests are read one after another: when the last one that was sent has been
+        self._read = 0.0
+        # when the step under way began, or the next one does
+        self._begun = 0.0
         self._each = {"native": costs.copy_ms, "compressed": costs.unpack_ms}
         self._seen = {"native": 0, "compressed": 0}
 
@@ -75,22 +77,21 @@ class VirtualTime:
         return self._clock.ms
 
     def sent(self, prompt: int) -> float:
-        """The server begins to read a request; milliseconds until the engine sees it."""
-        self._reading += self._serving.request
-        return self._serving.before_ms(prompt)
+        """The server reads a request once it has read those before it; milliseconds until the engine sees it."""
+        self._read = max(self.ms, self._read) + self._serving.request
+        return self._read - self.ms + self._serving.prompt_token * prompt
 
     def wait(self, until: float) -> None:
         """Nothing happens up to then but what the server does."""
-        self._clock.ms = max(self._clock.ms, until)
-        self._reading = 0.0
+        self._clock.ms = self._begun = max(self._clock.ms, until)
 
     def stepped(self, core: EngineCore, tokens: int) -> None:
-        """Charge what was restored since the step before, what the server did meanwhile, and what it sends now."""
+        """Charge what was restored since the step before, what the server read meanwhile, and what it sends now."""
         tiers = core.cache.tiers
         self._charge("native", core, tiers.checkpoint_bytes("native"))
         self._charge("compressed", core, tiers.checkpoint_bytes("compressed"))
-        self._clock.ms += self._reading + tokens * self._serving.token
-        self._reading = 0.0
+        self._clock.ms += max(0.0, self._read - self._begun) + tokens * self._serving.token
+        self._begun = self._clock.ms
 
     def _charge(self, tier: str, core: EngineCore, nbytes: int) -> None:
         count = core.stats.hits[tier]

@@ -12,9 +12,10 @@ from holdover.engine.options import EngineOptions
 from holdover.errors import HoldoverError
 from holdover.evaluation.simulate.ask import Asked, asking
 from holdover.evaluation.simulate.costs import ServingCost, pairs_of
+from holdover.evaluation.simulate.host import Clock
 from holdover.evaluation.simulate.replay import replay
 from holdover.evaluation.simulate.serving import fit_requests
-from holdover.evaluation.simulate.simulate import build, simulate
+from holdover.evaluation.simulate.simulate import VirtualTime, build, simulate
 from holdover.evaluation.traces.exchanges import Exchange
 from tests.arch.table import VOCAB
 from tests.engine.harness import budgets, host_of
@@ -35,27 +36,38 @@ def decode(*contexts: int) -> float:
     return COSTS.decode.ms(len(contexts), sum(contexts)) + 0.5 * len(contexts)
 
 
+def test_requests_are_read_one_after_another_and_tokenised_together() -> None:
+    timer = VirtualTime(Clock(), SERVED)
+    assert [timer.sent(prompt) for prompt in (20, 4, 1)] == [10 + 20, 20 + 4, 30 + 1]
+    timer.wait(24)
+    # the third one is still read
+    assert timer.sent(3) == 6 + 10 + 3
+    timer.wait(100)
+    assert timer.sent(3) == 10 + 3
+
+
 def test_a_request_comes_late_while_others_run() -> None:
-    long, short = Exchange(tuple(range(20)), (), (1, 2, 3)), Exchange((30, 31, 32, 33), (), tuple(range(8)))
+    long, short = Exchange(tuple(range(20)), (), (1, 2, 3)), Exchange((30, 31, 32, 33), (), tuple(range(10)))
     again = Exchange((40, 41, 42, 43), (), (9,))
     simulated = build(LAYOUT, OPTIONS, SERVED)
-    served = replay(simulated.core, simulated.prepare, [[long], [short, again]], 2, simulated.timer)
+    served = replay(simulated.core, simulated.prepare, [[short, again], [long]], 2, simulated.timer)
     simulated.core.close()
     # nothing runs until the short one is there, at 10 + 4; the last token of a prompt is decoded
-    now = 14 + prefill(0, 3)
+    # until 20 the long one is read, which holds up this step
+    now = 14 + prefill(0, 3) + 6
     first = now + decode(4)
-    now = first + sum(decode(context) for context in (5, 6, 7))
-    # the long one comes at 10 + 20, within this step
-    assert now < 30 < now + decode(8)
-    now += decode(8)
-    now += prefill(0, 16) + decode(9)
-    now += prefill(16, 3) + decode(10)
-    both = now + decode(20, 11)
+    now = first + sum(decode(context) for context in (5, 6, 7, 8, 9))
+    # the long one comes at 20 + 20, within this step
+    assert now < 40 < now + decode(10)
+    now += decode(10)
+    now += prefill(0, 16) + decode(11)
+    now += prefill(16, 3) + decode(12)
+    both = now + decode(20, 13)
     # the short one's client sends its next turn, which is read while the long one's next token is made
     end = both + decode(21) + 10 + decode(22)
     assert end - decode(22) < both + 10 + 4 < end
     last = end + prefill(0, 3) + decode(4) - both
-    assert [(one.dialogue, one.turn, one.hit) for one in served] == [(1, 0, 0), (0, 0, 0), (1, 1, 0)]
+    assert [(one.dialogue, one.turn, one.hit) for one in served] == [(0, 0, 0), (1, 0, 0), (0, 1, 0)]
     assert [one.ttft_ms for one in served] == pytest.approx([first, both, last])
     assert [one.e2e_ms for one in served] == pytest.approx([both, end, last])
 
@@ -95,5 +107,10 @@ def test_requests_are_fitted_by_the_lengths_of_their_prompts() -> None:
 
 
 def test_a_server_that_is_not_there_is_said() -> None:
-    with asking("http://127.0.0.1:1", 1) as ask, pytest.raises(HoldoverError, match="cannot be reached"):
-        ask([{"messages": [{"role": "user", "content": "hello"}]}])
+    chat = {"messages": [{"role": "user", "content": "hello"}]}
+    with asking("http://127.0.0.1:1", 1) as ask:
+        with pytest.raises(HoldoverError, match="cannot be reached"):
+            ask([chat])
+        # more than a pipe holds
+        with pytest.raises(HoldoverError, match="the client process ended"):
+            ask([chat] * 10_000)

@@ -74,7 +74,7 @@ def test_the_grid_has_dense_checkpoints_and_every_combination() -> None:
 
 def test_costs_survive_a_file(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    served = replace(COSTS, serving=ServingCost(3.0, 0.25, 0.5))
+    served = replace(COSTS, serving=ServingCost(3.0, 0.25, 0.5, 16))
     write_costs(served, path)
     assert read_costs(path) == served
     # as they were written before servers were measured
@@ -105,6 +105,8 @@ def test_costs_are_fitted_and_never_negative() -> None:
     wanted = ForwardCost(2.0, 0.5, 1e-4)
     found = fit(observed(wanted))
     assert (found.base, found.token, found.pair) == pytest.approx((2.0, 0.5, 1e-4))
+    with pytest.raises(HoldoverError, match="context is too short"):
+        fit([])
     less = fit(observed(replace(wanted, pair=-1e-6)))
     assert less.pair == 0
     assert less.token == pytest.approx(0.5, rel=0.05)

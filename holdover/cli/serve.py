@@ -194,8 +194,12 @@ def serve(
         # what is loaded stays: a full collection would look through all of it in the middle of somebody's answer
         gc.collect()
         gc.freeze()
-        # it says "ready", so it comes with the first moment at which the server answers
-        _run(engine, name, listener, options, grace=grace, ready="\n".join(lines), tracing=tracing)
+        try:
+            # it says "ready", so it comes with the first moment at which the server answers
+            _run(engine, name, listener, options, grace=grace, ready="\n".join(lines), tracing=tracing)
+        finally:
+            # what is still frozen when Python ends is taken for leaked by the libraries that look
+            gc.unfreeze()
 
 
 def register(app: typer.Typer) -> None:

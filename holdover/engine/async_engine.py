@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from holdover.engine.chat import render_chat
 from holdover.engine.core import EngineCore
+from holdover.engine.delivery import Sink, Updates, deliver, send
 from holdover.engine.engine import Engine, Prompt
 from holdover.engine.origin import remembered
 from holdover.engine.request import Output, Update
@@ -37,7 +38,7 @@ class AsyncEngine:
         self.engine = engine
         self._inbox: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         # used by the engine's thread only
-        self._sinks: dict[str, _Sink] = {}
+        self._sinks: dict[str, Sink] = {}
         self._thread = threading.Thread(target=self._loop, name="holdover-engine", daemon=True)
         self._failure: BaseException | None = None
         self._closed = False
@@ -91,12 +92,12 @@ class AsyncEngine:
             HoldoverError: the engine's thread has ended.
         """
         loop = asyncio.get_running_loop()
-        updates: _Updates = asyncio.Queue()
+        updates: Updates = asyncio.Queue()
         running: dict[int, str] = {}
         followers: dict[int, Sequence[tuple[int, EngineSequence]]] = {}
 
         def start(number: int, sequence: EngineSequence) -> None:
-            sink = _Sink(loop, updates, number)
+            sink = Sink(loop, updates, number)
             names.enter_context(remembered(sequence.request.id))
             self._post(_Work(lambda: self._start(sequence, sink), sink.put))
             running[number] = sequence.request.id
@@ -162,12 +163,12 @@ class AsyncEngine:
             try:
                 result = function(self.engine.core)
             except Exception as error:
-                _send(refuse, error)
+                send(refuse, error)
             except BaseException as error:
-                _send(refuse, HoldoverError(f"the engine stopped: {error!r}"))
+                send(refuse, HoldoverError(f"the engine stopped: {error!r}"))
                 raise
             else:
-                _send(lambda value: loop.call_soon_threadsafe(resolve, value, None), result)
+                send(lambda value: loop.call_soon_threadsafe(resolve, value, None), result)
 
         self._post(_Work(work, refuse))
         return await future
@@ -199,11 +200,11 @@ class AsyncEngine:
             return EngineClosedError("the engine is not running: it was closed")
         return HoldoverError(f"the engine is not running: {self._failure}")
 
-    def _start(self, sequence: EngineSequence, sink: _Sink) -> None:
+    def _start(self, sequence: EngineSequence, sink: Sink) -> None:
         try:
             self.engine.core.add(sequence)
         except HoldoverError as error:
-            _send(sink.put, error)
+            send(sink.put, error)
             return
         self._sinks[sequence.request.id] = sink
 
@@ -227,10 +228,10 @@ class AsyncEngine:
         # everyone is told before anything else can go wrong
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
-            _send(sink.put, self._why())
+            send(sink.put, self._why())
         while not self._inbox.empty():
             if (work := self._inbox.get()) is not None and work.refuse is not None:
-                _send(work.refuse, self._why())
+                send(work.refuse, self._why())
         for request_id in sinks:
             try:
                 core.abort(request_id)
@@ -254,46 +255,14 @@ class AsyncEngine:
             block = False
 
     def _deliver(self, updates: Sequence[Update]) -> None:
-        """Hand out what a step made. Each event loop is woken once, however many it made it for."""
-        batches: dict[asyncio.AbstractEventLoop, list[tuple[_Sink, Update]]] = {}
+        waited = []
         for update in updates:
             sink = self._sinks.get(update.request_id)
             if sink is not None:
                 if update.output is not None:
                     del self._sinks[update.request_id]
-                batches.setdefault(sink.loop, []).append((sink, update))
-        for loop, batch in batches.items():
-            _send(partial(_wake, loop), batch)
-
-
-_Updates = asyncio.Queue[tuple[int, Update | Exception]]
-
-
-class _Sink(NamedTuple):
-    """Where the updates of one sequence go.
-
-    Attributes:
-        loop: that who waits for them runs in.
-        updates: what is waited on.
-        number: of the sequence there.
-    """
-
-    loop: asyncio.AbstractEventLoop
-    updates: _Updates
-    number: int
-
-    def put(self, update: Update | Exception) -> None:
-        """Hand one over, from any thread."""
-        self.loop.call_soon_threadsafe(self.updates.put_nowait, (self.number, update))
-
-
-def _wake(loop: asyncio.AbstractEventLoop, batch: Sequence[tuple[_Sink, Update]]) -> None:
-    loop.call_soon_threadsafe(_put_all, batch)
-
-
-def _put_all(batch: Sequence[tuple[_Sink, Update]]) -> None:
-    for sink, update in batch:
-        sink.updates.put_nowait((sink.number, update))
+                waited.append((sink, update))
+        deliver(waited)
 
 
 class _Work(NamedTuple):
@@ -306,11 +275,3 @@ class _Work(NamedTuple):
 
     do: Callable[[], None]
     refuse: Callable[[Exception], None] | None = None
-
-
-def _send(sink: Callable[[T], object], message: T) -> None:
-    try:
-        sink(message)
-    except RuntimeError:
-        # the caller's event loop has closed: nobody is left to tell
-        logger.debug("a message found its event loop closed")

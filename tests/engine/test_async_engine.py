@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdover.engine import async_engine
+from holdover.engine import delivery
 from holdover.engine.async_engine import AsyncEngine
 from holdover.engine.engine import Engine
 from holdover.engine.options import EngineOptions
@@ -61,7 +61,7 @@ def test_a_step_wakes_an_event_loop_once(engine: AsyncEngine, monkeypatch: pytes
         wake = loop.call_soon_threadsafe
 
         def counted(callback, *args, **kwargs):
-            if callback is async_engine._put_all:
+            if callback is delivery.put_all:
                 batches.append(len(args[0]))
             return wake(callback, *args, **kwargs)
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from benchmarks.common import Row
+from holdover.engine.options import EngineOptions
 from holdover.prefix.eviction import Eviction
 from holdover.retention import Element, RefreshPolicy
 from holdover.retention.placement import PlacementMode
@@ -14,7 +15,7 @@ from holdover.retention.placement import PlacementMode
 Arm = Literal["dense", "nr", "wr"]
 # the paper's order, and today's default
 PAPERS: Eviction = "lru"
-DEFAULT: Eviction = "cost"
+DEFAULT: Eviction = EngineOptions().eviction
 # runs of the main arms before anything else: what a short time leaves of a grid should still compare them
 _AT_ONCE = 2
 

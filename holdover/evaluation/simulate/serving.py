@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -101,9 +102,15 @@ def _has_room(engine: Engine, batch: int, length: int) -> bool:
 
 def _chat(engine: Engine, length: int, *, tokens: int) -> dict[str, Any]:
     """A chat with a message of about so many tokens, sampled as `holdover bench serve` does."""
-    spoken = islice(open_recordings(BUNDLED), _CONVERSATIONS)
-    text = "\n".join(turn.text for conversation in spoken for turn in conversation.turns)
+    text = _text()
     count = length * _SAMPLE // len(engine.loaded.tokenizer.encode(text[:_SAMPLE]))
     message = {"role": "user", "content": text[:count]}
     limits = {"max_tokens": tokens, "ignore_eos": True, "use_cache": False}
     return {"messages": [message], "temperature": SAMPLED.temperature, "seed": SAMPLED.seed} | limits
+
+
+@cache
+def _text() -> str:
+    """Real text, longer than any message."""
+    spoken = islice(open_recordings(BUNDLED), _CONVERSATIONS)
+    return "\n".join(turn.text for conversation in spoken for turn in conversation.turns)
